@@ -1,0 +1,38 @@
+"""Data: files and data sets become rows, rows of a task become batches, predictions become metrics.
+
+rows.py       Rows, the table that everything else reads
+files.py      local files -> Rows
+hub.py        GLUE and SQuAD from the Hub -> Rows
+tasks.py      the table of tasks
+columns.py    texts and labels of a task, read strictly
+squad.py      question answering: windows, spans
+lm.py         language models: blocks of running text
+batches.py    padding and stacking
+encoder.py    Rows -> model inputs, for each kind of task
+encode.py     Rows -> a sample of batches
+metrics.py    numbers from labels and predictions
+scores.py     the score of a task
+"""
+
+from shearling.data.batches import Batch, Batches, fingerprint
+from shearling.data.encode import SmallSampleWarning, encode
+from shearling.data.files import read_rows
+from shearling.data.hub import load_task_rows
+from shearling.data.rows import Rows, as_rows
+from shearling.data.tasks import TASKS, Task, find_task, infer_task
+
+__all__ = [
+    "TASKS",
+    "Batch",
+    "Batches",
+    "Rows",
+    "SmallSampleWarning",
+    "Task",
+    "as_rows",
+    "encode",
+    "find_task",
+    "fingerprint",
+    "infer_task",
+    "load_task_rows",
+    "read_rows",
+]

@@ -1,0 +1,161 @@
+"""Find the texts and labels of a task among the columns of the data, and read them strictly."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shearling.data.rows import Rows
+from shearling.data.tasks import Task
+from shearling.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+IGNORED = -100  # the label that torch's losses leave out
+
+_log = logging.getLogger(__name__)
+
+
+def find_text_columns(rows: Rows, task: Task, given: Sequence[str] | None = None) -> tuple[str, ...]:
+    """The names of the one or two columns that hold the texts."""
+    if given:
+        missing = [name for name in given if name not in rows.names]
+        if missing:
+            raise DataError(f"{rows.source} has no column {missing[0]!r}; it has {list(rows.names)}")
+        if len(given) > 2:
+            raise DataError(f"{len(given)} text columns were given ({', '.join(given)}); give one, or two for a pair")
+        return tuple(given)
+    for names in task.text:
+        if all(name in rows.names for name in names):
+            return names
+    strings = [name for name in rows.names if isinstance(rows.column(name)[0], str) and name not in task.label]
+    if len(strings) == 1 and any(len(names) == 1 for names in task.text):
+        return (strings[0],)
+    wanted = " or ".join("+".join(names) for names in task.text)
+    raise DataError(
+        f"task {task.name} looks for the text columns {wanted}, but {rows.source} has {list(rows.names)}; "
+        "name them with --text-columns"
+    )
+
+
+def find_label_column(rows: Rows, task: Task, given: str | None = None) -> str | None:
+    """The name of the column that holds the labels, or None."""
+    if given is not None:
+        rows.column(given)  # raises, naming the columns there are
+        return given
+    return next((name for name in task.label if name in rows.names), None)
+
+
+def require_label_column(rows: Rows, task: Task, given: str | None = None) -> str:
+    """As `find_label_column`, but the column must exist."""
+    name = find_label_column(rows, task, given)
+    if name is None:
+        raise DataError(
+            f"task {task.name} looks for its labels in a column {' or '.join(task.label)}, but {rows.source} has "
+            f"{list(rows.names)}; name it with --label-column"
+        )
+    return name
+
+
+def read_texts(rows: Rows, name: str) -> list[str]:
+    """The strings of one column."""
+    values = rows.column(name)
+    for number, value in enumerate(values, start=1):
+        if not isinstance(value, str):
+            raise DataError(f"row {number} of column {name!r} of {rows.source} holds {value!r}; texts must be strings")
+    return list(values)
+
+
+def read_scores(rows: Rows, name: str) -> NDArray[np.float32]:
+    """The real-valued labels of one column."""
+    scores = np.array([_number(value, number, name, rows) for number, value in enumerate(rows.column(name), start=1)])
+    return scores.astype(np.float32)
+
+
+def read_classes(rows: Rows, name: str, task: Task, config: PretrainedConfig) -> NDArray[np.int64]:
+    """The class indices of one column, as the head of the model counts them."""
+    indices = _indices(rows.column(name), name, rows, task, config)
+    _check_range(indices, name, rows, config)
+    return indices
+
+
+def read_tags(rows: Rows, name: str, task: Task, config: PretrainedConfig) -> list[NDArray[np.int64]]:
+    """One class index per word; -100 marks a word without a label."""
+    values = rows.column(name)
+    for number, tags in enumerate(values, start=1):
+        if not isinstance(tags, (list, tuple)):
+            raise DataError(f"row {number} of column {name!r} of {rows.source} holds {tags!r}; give one tag per word")
+    flat = _indices([tag for tags in values for tag in tags], name, rows, task, config)
+    _check_range(flat[flat != IGNORED], name, rows, config)
+    ends = np.cumsum([len(tags) for tags in values])
+    return np.split(flat, ends[:-1])
+
+
+def _indices(values: Sequence[Any], name: str, rows: Rows, task: Task, config: PretrainedConfig) -> NDArray[np.int64]:
+    """Class names by `label2id`, whole numbers as they are."""
+    strings = sum(isinstance(value, str) for value in values)
+    if 0 < strings < len(values):
+        raise DataError(
+            f"column {name!r} of {rows.source} mixes {strings} strings with {len(values) - strings} other labels; "
+            "use class names or integers throughout"
+        )
+    if strings and not all(value.strip().lstrip("-").isdigit() for value in set(values)):
+        return _named(values, name, rows, task, config)
+    numbers = [_number(value, number, name, rows) for number, value in enumerate(values, start=1)]
+    odd = next((number for number in numbers if not number.is_integer()), None)
+    if odd is not None:
+        raise DataError(f"column {name!r} of {rows.source} holds {odd}; class labels are whole numbers or names")
+    return _in_order_of_model(np.array(numbers, dtype=np.int64), task, config)
+
+
+def _named(values: Sequence[str], name: str, rows: Rows, task: Task, config: PretrainedConfig) -> NDArray[np.int64]:
+    """The model's own names count first: as written, then in any case; then the names of the task."""
+    by_task = {class_name: index for index, class_name in enumerate(task.classes)}
+    folded = {label.lower(): index for label, index in config.label2id.items()}
+    known = by_task | folded | config.label2id
+    found = {value: known.get(value, known.get(value.lower())) for value in set(values)}
+    unknown = sorted(value for value, index in found.items() if index is None)
+    if unknown:
+        names = list(config.label2id) + [class_name for class_name in by_task if class_name not in folded]
+        raise DataError(
+            f"column {name!r} of {rows.source} holds the label {unknown[0]!r}, the known labels are {names}; "
+            "map the labels to these names or to their indices"
+        )
+    return np.array([found[value] for value in values], dtype=np.int64)
+
+
+def _in_order_of_model(indices: NDArray[np.int64], task: Task, config: PretrainedConfig) -> NDArray[np.int64]:
+    """A named task fixes what its integers mean; a model that knows the same names in another order is followed."""
+    by_name = {label.lower(): index for label, index in config.label2id.items()}
+    if not task.classes or set(by_name) != set(task.classes):
+        return indices
+    order = np.array([by_name[class_name] for class_name in task.classes])
+    if (order == np.arange(len(order))).all() or indices.min() < 0 or indices.max() >= len(order):
+        return indices
+    _log.info("labels of %s renumbered to the order of the model: %s", task.name, config.label2id)
+    return order[indices]
+
+
+def _check_range(indices: NDArray[np.int64], name: str, rows: Rows, config: PretrainedConfig) -> None:
+    outside = np.unique(indices[(indices < 0) | (indices >= config.num_labels)])
+    if len(outside):
+        raise DataError(
+            f"column {name!r} of {rows.source} holds the labels {outside[:5].tolist()}, but the head of the model has "
+            f"{config.num_labels} outputs (0 to {config.num_labels - 1}); give the data or the model of this task"
+        )
+
+
+def _number(value: Any, number: int, name: str, rows: Rows) -> float:
+    try:
+        result = float(value)
+    except (TypeError, ValueError):
+        result = math.nan
+    if not math.isfinite(result):
+        raise DataError(f"row {number} of column {name!r} of {rows.source} holds {value!r}; a label must be a number")
+    return result

@@ -1,0 +1,87 @@
+"""From rows to batches: draw a sample, tokenise and label it, pad and stack."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shearling.data.batches import Batches
+from shearling.data.encoder import Labels, blocks, make_encoder
+from shearling.data.rows import Rows
+from shearling.data.tasks import Task
+from shearling.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+SMALL_SAMPLE = 64
+
+_log = logging.getLogger(__name__)
+
+
+class SmallSampleWarning(UserWarning):
+    """The sample is too small for its statistics to be trusted."""
+
+
+def encode(
+    rows: Rows,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task | str,
+    *,
+    model_config: PretrainedConfig,
+    max_length: int | None = None,
+    batch_size: int = 32,
+    samples: int | None = None,
+    seed: int = 0,
+    labels: Labels = "require",
+    text_columns: Sequence[str] | None = None,
+    label_column: str | None = None,
+    bucket: bool = True,
+) -> Batches:
+    """Draw `samples` examples without replacement and make batches that the model's forward takes as they are.
+
+    An example is one model input: a text, a pair, a window of a long context, or a block of running text.
+    """
+    if samples is not None and samples < 1:
+        raise InputError(f"{samples} samples were asked for; ask for at least 1")
+    encoder = make_encoder(
+        tokenizer,
+        task,
+        model_config,
+        max_length=max_length,
+        labels=labels,
+        text_columns=text_columns,
+        label_column=label_column,
+        seed=seed,
+    )
+    rng = np.random.default_rng(seed)
+    if encoder.task.kind == "lm" and samples is not None:
+        rows = rows.select(rng.permutation(len(rows)))
+        examples = blocks(encoder, rows, at_most=samples)
+    else:
+        examples = encoder.tokenize(rows.select(_draw(rng, len(rows), samples)))
+        examples = examples.select(_draw(rng, len(examples), samples))
+    _warn_if_few(len(examples), samples, rows)
+    return encoder.batches(examples, batch_size, bucket=bucket)
+
+
+def _draw(rng: np.random.Generator, count: int, samples: int | None) -> NDArray[np.int64]:
+    if samples is None or samples >= count:
+        return np.arange(count)
+    return np.sort(rng.choice(count, size=samples, replace=False))
+
+
+def _warn_if_few(count: int, samples: int | None, rows: Rows) -> None:
+    if samples is not None and count < samples:
+        _log.info("%s gives %d examples, fewer than the %d asked for; all are used", rows.source, count, samples)
+    if count < SMALL_SAMPLE:
+        warnings.warn(
+            f"the sample has only {count} examples of {rows.source}; give at least {SMALL_SAMPLE}, better 2,048",
+            SmallSampleWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,226 @@
+"""The encoder of a task: how rows become model inputs with labels, for each kind of task."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from shearling.data.batches import Batches, Tokenized, make_batches
+from shearling.data.columns import (
+    IGNORED,
+    find_label_column,
+    find_text_columns,
+    read_classes,
+    read_scores,
+    read_tags,
+    read_texts,
+    require_label_column,
+)
+from shearling.data.lm import make_blocks
+from shearling.data.rows import Rows
+from shearling.data.squad import make_windows, read_answers, span_labels
+from shearling.data.tasks import Kind, Task, find_task
+from shearling.errors import DataError, InputError, ModelError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+Labels = Literal["require", "optional", "ignore"]
+
+# Positions of these models start after the padding index, so that many of their position embeddings are never used.
+_POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "esm")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """What turns rows into model inputs: a tokenizer, a task, and the configuration of the model they are for."""
+
+    tokenizer: PreTrainedTokenizerBase
+    task: Task
+    config: PretrainedConfig
+    max_length: int
+    labels: Labels = "require"
+    text_columns: Sequence[str] | None = None
+    label_column: str | None = None
+    seed: int = 0
+
+    @property
+    def pad_id(self) -> int:
+        """The token that fills a batch; the attention mask hides it, so any will do where the model names none."""
+        candidates = (self.tokenizer.pad_token_id, self.config.pad_token_id, self.tokenizer.eos_token_id)
+        return next((int(token) for token in candidates if token is not None), 0)
+
+    def texts(self, rows: Rows) -> list[list[str]]:
+        """The texts, column by column."""
+        return [read_texts(rows, name) for name in find_text_columns(rows, self.task, self.text_columns)]
+
+    def label_name(self, rows: Rows) -> str | None:
+        """The label column to read, if any."""
+        if self.labels == "ignore":
+            return None
+        find = require_label_column if self.labels == "require" else find_label_column
+        return find(rows, self.task, self.label_column)
+
+    def tokenize(self, rows: Rows) -> Tokenized:
+        """Model inputs and labels of all rows; long contexts and language-model texts give several or few inputs."""
+        return self._without_unknown_inputs(_TOKENIZERS[self.task.kind](self, rows))
+
+    def batches(self, examples: Tokenized, batch_size: int, *, bucket: bool = True) -> Batches:
+        """Pad and stack."""
+        return make_batches(examples, pad_id=self.pad_id, batch_size=batch_size, bucket=bucket)
+
+    def _without_unknown_inputs(self, examples: Tokenized) -> Tokenized:
+        """Drop token types where the model has no embeddings for two of them, whatever its tokenizer gives."""
+        if getattr(self.config, "type_vocab_size", 0) >= 2:
+            return examples
+        return Tokenized({n: t for n, t in examples.tokens.items() if n != "token_type_ids"}, examples.values)
+
+
+def make_encoder(
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task | str,
+    config: PretrainedConfig,
+    *,
+    max_length: int | None = None,
+    labels: Labels = "require",
+    text_columns: Sequence[str] | None = None,
+    label_column: str | None = None,
+    seed: int = 0,
+) -> Encoder:
+    """Check the length against the model and fill in that of the task."""
+    task = find_task(task)
+    limit = _length_limit(tokenizer, config)
+    if max_length is not None and not 4 <= max_length <= limit:
+        raise InputError(f"max_length {max_length} was asked for; this model takes 4 to {limit} tokens")
+    length = min(task.max_length, limit) if max_length is None else max_length
+    return Encoder(tokenizer, task, config, length, labels, text_columns, label_column, seed)
+
+
+def _length_limit(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> int:
+    """The longest input that the model has positions for."""
+    positions = getattr(config, "max_position_embeddings", None)  # GPT-2 answers to this name too
+    if not isinstance(positions, int) or positions < 1:
+        return int(tokenizer.model_max_length)
+    if config.model_type in _POSITIONS_AFTER_PADDING:
+        positions -= (config.pad_token_id or 0) + 1
+    return min(positions, int(tokenizer.model_max_length))
+
+
+def _sequences(encoder: Encoder, rows: Rows) -> Tokenized:
+    """Texts or pairs, with a class or a score each."""
+    examples = _tokenize_texts(encoder, *encoder.texts(rows))
+    name = encoder.label_name(rows)
+    if name is None:
+        return examples
+    if encoder.task.kind == "regression":
+        return Tokenized(examples.tokens, {"labels": read_scores(rows, name)})
+    return Tokenized(examples.tokens, {"labels": read_classes(rows, name, encoder.task, encoder.config)})
+
+
+def _embedded(encoder: Encoder, rows: Rows) -> Tokenized:
+    """Every text on its own, the first column of a pair before the second; the model takes no labels."""
+    return _tokenize_texts(encoder, [text for column in encoder.texts(rows) for text in column])
+
+
+def _tokenize_texts(encoder: Encoder, *columns: list[str]) -> Tokenized:
+    tokenizer = encoder.tokenizer
+    encoded = tokenizer(*columns, truncation=True, max_length=encoder.max_length)
+    tokens = {name: encoded[name] for name in tokenizer.model_input_names if name in encoded}
+    _report_truncated(encoder, columns, tokens["input_ids"])
+    return Tokenized(_never_empty(tokens, tokenizer))
+
+
+def _report_truncated(encoder: Encoder, columns: Sequence[Sequence[str]], ids: Sequence[Sequence[int]]) -> None:
+    full = [index for index, tokens in enumerate(ids) if len(tokens) == encoder.max_length]
+    if not full:
+        return
+    whole = encoder.tokenizer(*([column[i] for i in full] for column in columns), verbose=False)["input_ids"]
+    count = sum(len(tokens) > encoder.max_length for tokens in whole)
+    if count:
+        _log.warning("%d of %d texts were cut to %d tokens", count, len(ids), encoder.max_length)
+
+
+def _never_empty(tokens: dict[str, list[list[int]]], tokenizer: PreTrainedTokenizerBase) -> dict[str, list[list[int]]]:
+    """Give texts without a token, where the tokenizer adds none of its own, one token to attend to."""
+    candidates = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id, tokenizer.pad_token_id)
+    alone = next((token for token in candidates if token is not None), 0)
+    fill = {"input_ids": alone, "attention_mask": 1}
+    return {name: [ids or [fill.get(name, 0)] for ids in lists] for name, lists in tokens.items()}
+
+
+def _tagged(encoder: Encoder, rows: Rows) -> Tokenized:
+    """Words with a tag each; the first token of a word carries its tag."""
+    tokenizer, words = encoder.tokenizer, _read_words(encoder, rows)
+    if not tokenizer.is_fast:
+        raise ModelError(f"token classification needs a fast tokenizer; {type(tokenizer).__name__} is not")
+    try:
+        encoded = tokenizer(words, is_split_into_words=True, truncation=True, max_length=encoder.max_length)
+    except (AssertionError, ValueError) as error:
+        raise ModelError(
+            f"the tokenizer does not take split words ({error}); load it with add_prefix_space=True"
+        ) from error
+    tokens = {name: encoded[name] for name in tokenizer.model_input_names if name in encoded}
+    name = encoder.label_name(rows)
+    if name is not None:
+        tags = read_tags(rows, name, encoder.task, encoder.config)
+        odd = next((i for i, pair in enumerate(zip(words, tags, strict=True)) if len(pair[0]) != len(pair[1])), None)
+        if odd is not None:
+            raise DataError(f"row {odd + 1} of {rows.source} has {len(words[odd])} words, but {len(tags[odd])} tags")
+        tokens["labels"] = [_spread(encoded.word_ids(index), tags[index]) for index in range(len(words))]
+    return Tokenized(tokens)
+
+
+def _read_words(encoder: Encoder, rows: Rows) -> list[list[str]]:
+    name, *_ = find_text_columns(rows, encoder.task, encoder.text_columns)
+    for number, words in enumerate(rows.column(name), start=1):
+        if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
+            raise DataError(f"row {number} of column {name!r} of {rows.source} holds {words!r}; give a list of words")
+    return [list(words) for words in rows.column(name)]
+
+
+def _spread(words: Sequence[int | None], tags: Any) -> list[int]:
+    """One label per token: the tag at the first token of each word."""
+    previous = [None, *words[:-1]]
+    return [
+        IGNORED if word is None or word == before else int(tags[word])
+        for word, before in zip(words, previous, strict=True)
+    ]
+
+
+def _answered(encoder: Encoder, rows: Rows) -> Tokenized:
+    """Windows of the contexts, with the tokens where the answer starts and ends."""
+    questions, contexts = encoder.texts(rows)
+    windows = make_windows(
+        questions, contexts, encoder.tokenizer, max_length=encoder.max_length, stride=encoder.task.stride
+    )
+    name = encoder.label_name(rows)
+    values = {} if name is None else span_labels(windows, read_answers(rows, name))
+    return Tokenized(windows.inputs.tokens, values)
+
+
+def blocks(encoder: Encoder, rows: Rows, at_most: int | None = None) -> Tokenized:
+    """Running text, packed into blocks of full length; reads no more rows than `at_most` blocks need."""
+    (texts,) = encoder.texts(rows)
+    return make_blocks(
+        texts,
+        encoder.tokenizer,
+        encoder.config,
+        length=encoder.max_length,
+        at_most=at_most,
+        labelled=encoder.labels != "ignore",
+        seed=encoder.seed,
+    )
+
+
+_TOKENIZERS: dict[Kind, Callable[[Encoder, Rows], Tokenized]] = {
+    "classification": _sequences,
+    "regression": _sequences,
+    "token-classification": _tagged,
+    "question-answering": _answered,
+    "embedding": _embedded,
+    "lm": blocks,
+}

@@ -1,0 +1,208 @@
+"""Read examples from local files: jsonl, json, csv, tsv, parquet and plain text, each also as .gz or .xz."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import itertools
+import json
+import lzma
+import re
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import IO, Any
+
+from shearling.data.rows import Rows
+from shearling.errors import DataError
+
+_BOM = "\ufeff"
+
+
+def read_rows(path: str | PathLike[str], limit: int | None = None) -> Rows:
+    """Read the first `limit` rows (all when None) of a local file; the suffix says the format."""
+    path = Path(path)
+    if limit is not None and limit < 1:
+        raise DataError(f"{limit} rows of {path} were asked for; ask for at least 1")
+    reader = _reader_for(path)
+    if not path.exists():
+        raise DataError(f"there is no file {path}; give the path of a {_FORMATS} file")
+    if path.is_dir():
+        raise DataError(f"{path} is a directory; give one {_FORMATS} file in it")
+    with _damage_reported(path), _open(path) as stream:
+        rows = Rows(reader(stream, path, limit), source=str(path))
+    if len(rows) == 0:
+        raise DataError(f"{path} has no rows; give a file with at least one example")
+    return rows
+
+
+def _reader_for(path: Path) -> Callable[[IO[bytes], Path, int | None], Columns]:
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in _ARCHIVES:
+        suffixes.pop()
+    if not suffixes or suffixes[-1] not in _READERS:
+        raise DataError(f"{path} has no suffix that says its format; name it {_FORMATS} (also with .gz or .xz)")
+    return _READERS[suffixes[-1]]
+
+
+def _open(path: Path) -> IO[bytes]:
+    opened: IO[bytes] = _ARCHIVES.get(path.suffix.lower(), open)(path, "rb")
+    return opened
+
+
+@contextmanager
+def _damage_reported(path: Path) -> Iterator[None]:
+    """Turn what the decompressors, the decoder and the system raise into one clear message."""
+    try:
+        yield
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text (byte {error.start} of a block); save it as UTF-8") from error
+    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path} is truncated or damaged ({error}); fetch or compress it again") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+Columns = dict[str, list[Any]]
+
+
+def _text_lines(stream: IO[bytes]) -> Iterator[str]:
+    """The lines with their ends kept; a byte-order mark is not part of the text."""
+    for number, line in enumerate(io.TextIOWrapper(stream, encoding="utf-8", newline="")):
+        yield line.removeprefix(_BOM) if number == 0 else line
+
+
+def _read_jsonl(stream: IO[bytes], path: Path, limit: int | None) -> Columns:
+    numbered = ((number, line) for number, line in enumerate(_text_lines(stream), start=1) if line.strip())
+    columns: Columns = {}
+    for number, line in itertools.islice(numbered, limit):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(
+                f"line {number} of {path} is not JSON ({error.msg} at character {error.pos + 1}); "
+                "give one JSON object a line"
+            ) from error
+        _append(columns, record, f"line {number} of {path}")
+    return columns
+
+
+def _read_json(stream: IO[bytes], path: Path, limit: int | None) -> Columns:
+    """A list of objects; a file of one object a line is often named .json too, and is read as such."""
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig").read()
+    if not text.lstrip().startswith("["):
+        return _read_jsonl(io.BytesIO(text.encode()), path, limit)
+    try:
+        records = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"line {error.lineno} of {path} is not JSON ({error.msg}); give a list of objects") from error
+    columns: Columns = {}
+    for number, record in enumerate(records[:limit], start=1):
+        _append(columns, record, f"element {number} of {path}")
+    return columns
+
+
+def _append(columns: Columns, record: Any, place: str) -> None:
+    """Add one JSON object to the columns; the first one names them."""
+    if not isinstance(record, dict):
+        raise DataError(f"{place} is a JSON {type(record).__name__}, not an object; write it as {{column: value, ...}}")
+    if not columns:
+        columns.update({name: [] for name in record})
+    if record.keys() != columns.keys():
+        raise DataError(
+            f"{place} has the columns {sorted(record)}, the first row has {sorted(columns)}; "
+            "give every row the same columns (null where a value is missing)"
+        )
+    for name, value in record.items():
+        columns[name].append(value)
+
+
+def _read_csv(stream: IO[bytes], path: Path, limit: int | None) -> Columns:
+    with _long_fields():
+        reader = csv.reader(_text_lines(stream), strict=True)
+        try:
+            return _table(((reader.line_num, cells) for cells in reader), path, limit)
+        except csv.Error as error:
+            raise DataError(f"line {reader.line_num} of {path} is not CSV ({error}); check its quotes") from error
+
+
+def _read_tsv(stream: IO[bytes], path: Path, limit: int | None) -> Columns:
+    """Quotes are ordinary characters here, as in the files of GLUE."""
+    lines = (line.rstrip("\r\n") for line in _text_lines(stream))
+    return _table(((number, line.split("\t")) for number, line in enumerate(lines, start=1) if line), path, limit)
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Lift the limit of 131,072 characters a field, which long documents exceed."""
+    before = csv.field_size_limit(sys.maxsize)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+def _table(numbered: Iterator[tuple[int, list[str]]], path: Path, limit: int | None) -> Columns:
+    """A header and rows of as many cells."""
+    _, header = next(numbered, (0, []))
+    if len(set(header)) < len(header):
+        twice = sorted({name for name in header if header.count(name) > 1})
+        raise DataError(f"the header of {path} names {twice} more than once; give every column its own name")
+    columns: Columns = {name: [] for name in header}
+    filled = ((number, cells) for number, cells in numbered if cells)
+    for number, cells in itertools.islice(filled, limit):
+        if len(cells) != len(header):
+            raise DataError(
+                f"line {number} of {path} has {len(cells)} cells, its header {len(header)} ({', '.join(header)}); "
+                "check the separators and quotes"
+            )
+        for name, cell in zip(header, cells, strict=True):
+            columns[name].append(cell)
+    return columns
+
+
+def _read_parquet(stream: IO[bytes], path: Path, limit: int | None) -> Columns:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as error:
+        raise DataError(f"reading {path} needs pyarrow; run: pip install shearling[data]") from error
+    try:
+        table = pyarrow.parquet.ParquetFile(stream)
+        columns: Columns = {name: [] for name in table.schema_arrow.names}
+        wanted = table.metadata.num_rows if limit is None else limit
+        for batch in table.iter_batches():
+            missing = wanted - (len(columns[batch.schema.names[0]]) if columns else 0)
+            if missing <= 0:
+                break
+            for name, values in batch.slice(0, missing).to_pydict().items():
+                columns[name].extend(values)
+        return columns
+    except pyarrow.ArrowException as error:
+        raise DataError(f"{path} is not a readable parquet file ({error}); write it again") from error
+
+
+def _read_text(stream: IO[bytes], path: Path, limit: int | None) -> Columns:
+    """One row per paragraph; a file without blank lines gives one row per line."""
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig").read().strip()
+    paragraphs = re.split(r"\n\s*\n", text)
+    if len(paragraphs) == 1:
+        paragraphs = text.splitlines()
+    return {"text": [part.strip() for part in paragraphs if part.strip()][:limit]}
+
+
+_ARCHIVES: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+_READERS: dict[str, Callable[[IO[bytes], Path, int | None], Columns]] = {
+    ".jsonl": _read_jsonl,
+    ".ndjson": _read_jsonl,
+    ".json": _read_json,
+    ".csv": _read_csv,
+    ".tsv": _read_tsv,
+    ".parquet": _read_parquet,
+    ".txt": _read_text,
+}
+_FORMATS = ".jsonl, .json, .csv, .tsv, .parquet or .txt"

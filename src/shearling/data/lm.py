@@ -1,0 +1,90 @@
+"""Running text for language models: packed into blocks, and masked for models that fill in blanks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shearling.data.batches import Tokenized
+from shearling.data.columns import IGNORED
+from shearling.errors import DataError
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+MASKED_SHARE = 0.15
+_TEXTS_AT_ONCE = 256
+
+
+def make_blocks(
+    texts: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    config: PretrainedConfig,
+    *,
+    length: int,
+    at_most: int | None = None,
+    labelled: bool = True,
+    seed: int = 0,
+) -> Tokenized:
+    """Concatenate the tokens of all texts and cut them into blocks of `length`; the last may be shorter."""
+    limit = None if at_most is None else at_most * length
+    stream = _stream(texts, tokenizer, limit)
+    blocks = [stream[start : start + length] for start in range(0, len(stream), length)]
+    blocks = [block for block in blocks if len(block) > 1]  # one token alone predicts nothing
+    if not blocks:
+        raise DataError(f"the {len(texts)} texts have no two tokens to learn from; give running text")
+    if not fills_blanks(tokenizer, config):
+        inputs, labels = blocks, blocks
+    else:
+        inputs, labels = _mask(blocks, tokenizer, seed)
+    tokens = {"input_ids": inputs, "attention_mask": [[1] * len(block) for block in blocks]}
+    return Tokenized(tokens | {"labels": labels} if labelled else tokens)
+
+
+def fills_blanks(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> bool:
+    """Whether the model predicts masked tokens (BERT) rather than the next ones (GPT)."""
+    architecture = (config.architectures or [""])[0]
+    if architecture.endswith(("ForCausalLM", "LMHeadModel")) or getattr(config, "is_decoder", False):
+        return False
+    return tokenizer.mask_token_id is not None
+
+
+def _stream(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, limit: int | None) -> list[int]:
+    """The tokens of the texts in a row, read only as far as `limit`."""
+    stream: list[int] = []
+    for ids in _token_lists(texts, tokenizer):
+        stream += ids
+        if limit is not None and len(stream) >= limit:
+            return stream[:limit]
+    return stream
+
+
+def _token_lists(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:
+    # Texts stay apart: by the special tokens that the tokenizer adds, or else by its end-of-text token.
+    eos = tokenizer.eos_token_id
+    separator = [eos] if eos is not None and tokenizer.num_special_tokens_to_add() == 0 else []
+    for start in range(0, len(texts), _TEXTS_AT_ONCE):
+        for ids in tokenizer(list(texts[start : start + _TEXTS_AT_ONCE]), verbose=False)["input_ids"]:
+            yield ids + separator
+
+
+def _mask(
+    blocks: list[list[int]], tokenizer: PreTrainedTokenizerBase, seed: int
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Hide 15% of the ordinary tokens; only they are labelled.
+
+    Pre-training also leaves some in place or swaps them; scoring has no need of that.
+    """
+    rng = np.random.default_rng(seed)
+    inputs, labels = [], []
+    for block in blocks:
+        ids = np.array(block)
+        ordinary = np.flatnonzero(~np.isin(ids, tokenizer.all_special_ids))
+        count = min(len(ordinary), max(1, round(MASKED_SHARE * len(ordinary))))
+        hidden = np.zeros(len(ids), dtype=bool)
+        hidden[rng.choice(ordinary, size=count, replace=False)] = True
+        inputs.append(np.where(hidden, tokenizer.mask_token_id, ids).tolist())
+        labels.append(np.where(hidden, ids, IGNORED).tolist())
+    return inputs, labels

@@ -1,0 +1,136 @@
+"""The metrics of the tasks, as fractions: accuracy, correlations, F1 of classes, entities and answers, perplexity."""
+
+from __future__ import annotations
+
+import math
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def accuracy(gold: ArrayLike, predicted: ArrayLike) -> float:
+    """The share of equal labels."""
+    return float(np.mean(np.asarray(gold) == np.asarray(predicted)))
+
+
+def binary_f1(gold: ArrayLike, predicted: ArrayLike) -> float:
+    """F1 of class 1; 0 where neither side has it."""
+    positive, chosen = np.asarray(gold) == 1, np.asarray(predicted) == 1
+    total = int(positive.sum() + chosen.sum())
+    return 2 * int((positive & chosen).sum()) / total if total else 0.0
+
+
+def matthews(gold: ArrayLike, predicted: ArrayLike) -> float:
+    """Matthews correlation, for any number of classes; 0 where one side is constant."""
+    classes, flat = np.unique(np.concatenate([np.asarray(gold), np.asarray(predicted)]), return_inverse=True)
+    sides = np.eye(len(classes))[flat.reshape(2, -1)]  # [2, examples, classes], one-hot
+    sides = sides - sides.mean(axis=1, keepdims=True)
+    return _cosine(sides[0], sides[1])
+
+
+def pearson(x: ArrayLike, y: ArrayLike) -> float:
+    """Linear correlation; 0 where one side is constant, for a constant says nothing about the other."""
+    x, y = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if len(x) == 0 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return 0.0
+    return _cosine(_standard(x), _standard(y))
+
+
+def spearman(x: ArrayLike, y: ArrayLike) -> float:
+    """Correlation of the ranks, equal values sharing their mean rank."""
+    return pearson(_ranks(np.asarray(x)), _ranks(np.asarray(y)))
+
+
+def _standard(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Centred, and of size 1 so that squares neither overflow nor vanish."""
+    x = x / np.abs(x).max()
+    x = x - x.mean()
+    return x / (np.abs(x).max() or 1.0)
+
+
+def _ranks(values: NDArray[Any]) -> NDArray[np.float64]:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)  # the highest rank of each distinct value; its mean rank lies (count - 1) / 2 below
+    mean: NDArray[np.float64] = (last - (counts - 1) / 2)[inverse]
+    return mean
+
+
+def _cosine(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+    size = float(np.sqrt((x * x).sum() * (y * y).sum()))
+    return float((x * y).sum() / size) if size > 0 else 0.0
+
+
+def perplexity(loss: float, tokens: float) -> float:
+    """exp of the mean loss per token, in nats; bounded so that it stays a number."""
+    return math.exp(min(loss / tokens, 700.0))
+
+
+# Entities are read as the conlleval script does.
+
+
+def entities(tags: Sequence[str]) -> set[tuple[str, int, int]]:
+    """The entities (type, first word, last word) that IOB1, IOB2, BIOES or BILOU tags spell."""
+    found: set[tuple[str, int, int]] = set()
+    previous, kind, first = "O", "", 0
+    for index, tag in enumerate([*tags, "O"]):
+        prefix, _, name = tag.partition("-")
+        prefix = {"L": "E", "U": "S"}.get(prefix, prefix)
+        # A tag goes on with the entity before it only as I or E after B or I of the same type.
+        if not (prefix in ("I", "E") and previous in ("B", "I") and name == kind):
+            if previous != "O":
+                found.add((kind, first, index - 1))
+            first = index
+        previous, kind = prefix, name
+    return found
+
+
+def entity_f1(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> tuple[float, float, float]:
+    """Precision, recall and F1 of whole entities over all sentences."""
+    hits = expected = proposed = 0
+    for truth, guess in zip(gold, predicted, strict=True):
+        true_entities, guessed = entities(truth), entities(guess)
+        hits += len(true_entities & guessed)
+        expected += len(true_entities)
+        proposed += len(guessed)
+    precision, recall = hits / max(proposed, 1), hits / max(expected, 1)
+    return precision, recall, 2 * hits / max(expected + proposed, 1)
+
+
+# Answers are scored as in the official evaluation of SQuAD 2.0, which agrees with 1.1 where an answer exists.
+
+
+def normalize_answer(text: str) -> str:
+    """Lower case, without punctuation, articles and extra spaces."""
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def squad_em_f1(
+    predicted: Sequence[str], gold: Sequence[Sequence[str]]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Exact match and token F1 of every question, against the gold answer that fits best; no gold means no answer."""
+    scores = [
+        max(_one_answer(normalize_answer(text), truth) for truth in _normalized(answers))
+        for text, answers in zip(predicted, gold, strict=True)
+    ]
+    em, f1 = np.array(scores, dtype=np.float64).reshape(-1, 2).T
+    return em, f1
+
+
+def _normalized(answers: Sequence[str]) -> list[str]:
+    return [text for text in map(normalize_answer, answers) if text] or [""]
+
+
+def _one_answer(text: str, truth: str) -> tuple[float, float]:
+    if not text or not truth:
+        return float(text == truth), float(text == truth)
+    words, true_words = text.split(), truth.split()
+    common = (Counter(words) & Counter(true_words)).total()
+    return float(text == truth), 2 * common / (len(words) + len(true_words))

@@ -1,0 +1,114 @@
+"""`Rows`: a small immutable table, the one form in which examples travel from a file or a data set to the tokenizer."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from shearling.errors import DataError
+
+
+class Rows:
+    """Named columns of equal length.
+
+    `source` says where the rows came from; it only appears in messages.
+    """
+
+    __slots__ = ("_columns", "_length", "source")
+
+    def __init__(self, columns: Mapping[str, Sequence[Any]], *, source: str = "the data") -> None:
+        lengths = {name: len(values) for name, values in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise DataError(f"{source} has columns of different lengths: {lengths}; give every row every column")
+        self._columns = {name: tuple(values) for name, values in columns.items()}
+        self._length = next(iter(lengths.values()), 0)
+        self.source = source
+
+    @classmethod
+    def from_records(cls, records: Iterable[Mapping[str, Any]], *, source: str = "the data") -> Rows:
+        """Turn one mapping per example into columns; every mapping must have the same keys."""
+        columns: dict[str, list[Any]] = {}
+        for index, record in enumerate(records):
+            if index == 0:
+                columns = {name: [] for name in record}
+            if record.keys() != columns.keys():
+                raise DataError(
+                    f"row {index + 1} of {source} has the columns {sorted(record)}, the first row has "
+                    f"{sorted(columns)}; give every row the same columns (null where a value is missing)"
+                )
+            for name, values in columns.items():
+                values.append(record[name])
+        return cls(columns, source=source)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the columns, in the order of the file."""
+        return tuple(self._columns)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __repr__(self) -> str:
+        return f"Rows({len(self)} x {list(self.names)} of {self.source})"
+
+    def column(self, name: str) -> tuple[Any, ...]:
+        """All values of one column."""
+        if name not in self._columns:
+            raise DataError(f"{self.source} has no column {name!r}; it has {list(self.names)}")
+        return self._columns[name]
+
+    def select(self, indices: Iterable[int]) -> Rows:
+        """The rows at `indices`, in that order."""
+        chosen = list(indices)
+        columns = {name: [values[i] for i in chosen] for name, values in self._columns.items()}
+        return Rows(columns, source=self.source)
+
+    def head(self, limit: int | None) -> Rows:
+        """The first `limit` rows; all of them when `limit` is None or larger."""
+        if limit is None or limit >= len(self):
+            return self
+        if limit < 1:
+            raise DataError(f"{limit} rows of {self.source} were asked for; ask for at least 1")
+        return self.select(range(limit))
+
+    def fingerprint(self) -> str:
+        """The sha256 of the contents: equal for equal rows, whatever file they came from."""
+        digest = hashlib.sha256()
+        for name in sorted(self._columns):
+            digest.update(json.dumps([name, self._columns[name]], default=str).encode())
+        return digest.hexdigest()
+
+
+def as_rows(data: Any, *, limit: int | None = None, source: str = "the data") -> Rows:
+    """Make `Rows` of whatever a caller holds: Rows, a `datasets.Dataset`, a path, or a list of mappings."""
+    # files.py imports this module, so its reader is imported where it is needed.
+    from shearling.data.files import read_rows
+
+    if isinstance(data, Rows):
+        rows = data
+    elif hasattr(data, "column_names") and hasattr(data, "with_format"):
+        rows = _from_dataset(data, source)
+    elif hasattr(data, "__fspath__") or isinstance(data, str):
+        return read_rows(data, limit=limit)
+    elif isinstance(data, Sequence) and all(isinstance(row, Mapping) for row in data):
+        rows = Rows.from_records(data, source=source)
+    else:
+        raise DataError(
+            f"the data is a {type(data).__name__}; give a file, a datasets.Dataset, Rows or a list of dicts"
+        )
+    if len(rows) == 0:
+        raise DataError(f"{rows.source} has no rows; give at least one example")
+    return rows.head(limit)
+
+
+def _from_dataset(dataset: Any, source: str) -> Rows:
+    """Read a `datasets.Dataset` without importing `datasets`."""
+    if isinstance(dataset.column_names, Mapping):  # a DatasetDict maps splits to columns
+        splits = list(dataset.column_names)
+        raise DataError(f"the data is a DatasetDict with the splits {splits}; choose one, as in data[{splits[0]!r}]")
+    plain = dataset.with_format(None)
+    if not hasattr(plain, "__len__"):
+        raise DataError("the data set is streamed and has no length; give list(dataset.take(n)) instead")
+    return Rows(plain[:], source=source)

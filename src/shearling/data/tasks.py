@@ -1,0 +1,148 @@
+"""The table of tasks: one row says where a task's texts and labels are, how long they are, and how it is scored."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from shearling.errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Kind = Literal["classification", "regression", "token-classification", "question-answering", "embedding", "lm"]
+Metric = Literal["accuracy", "spearman", "matthews", "f1", "perplexity"]
+
+
+@dataclass(frozen=True)
+class Hub:
+    """A data set on the Hugging Face Hub and the names of its splits."""
+
+    dataset: str
+    config: str | None = None
+    train: str = "train"
+    dev: str = "validation"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row of the table."""
+
+    name: str
+    kind: Kind
+    text: tuple[tuple[str, ...], ...]
+    """Column names to look for, the first that the data has wins; two names make a sentence pair."""
+    label: tuple[str, ...]
+    metric: Metric
+    max_length: int
+    stride: int = 0
+    classes: tuple[str, ...] = ()
+    """Class names in the order of the data set's integers."""
+    hub: Hub | None = None
+
+
+_PAIRS = (
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+    ("text1", "text2"),
+    ("text_a", "text_b"),
+    ("query", "passage"),
+)
+_SINGLES = (("text",), ("sentence",), ("content",), ("review",), ("document",), ("title",))
+_CLASS = ("label", "labels", "class", "target", "category", "sentiment", "intent")
+_SCORE = ("label", "labels", "score", "similarity_score", "similarity", "target", "rating")
+_TAGS = ("ner_tags", "tags", "labels", "ner", "pos_tags", "label")
+_QA = (("question", "context"),)
+_ENTAILED = ("entailment", "not_entailment")
+
+
+def _glue(name: str, *columns: str, kind: Kind = "classification", metric: Metric = "accuracy", max_length: int = 128,
+          classes: tuple[str, ...] = (), dev: str = "validation") -> Task:  # fmt: skip
+    """A task of GLUE: its own column names first, then those of the other releases of the same data."""
+    text = (columns, ("sentence1", "sentence2")) if len(columns) == 2 else (columns, ("text",))
+    return Task(name, kind, text, ("label",), metric, max_length, 0, classes, Hub("nyu-mll/glue", name, dev=dev))
+
+
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        _glue("mnli", "premise", "hypothesis", classes=("entailment", "neutral", "contradiction"),
+              dev="validation_matched"),
+        _glue("qqp", "question1", "question2", classes=("not_duplicate", "duplicate")),
+        _glue("qnli", "question", "sentence", classes=_ENTAILED),
+        _glue("sst2", "sentence", classes=("negative", "positive"), max_length=64),
+        _glue("stsb", "sentence1", "sentence2", kind="regression", metric="spearman"),
+        _glue("mrpc", "sentence1", "sentence2", classes=("not_equivalent", "equivalent")),
+        _glue("rte", "sentence1", "sentence2", classes=_ENTAILED),
+        _glue("cola", "sentence", metric="matthews", classes=("unacceptable", "acceptable"), max_length=64),
+        Task("squad", "question-answering", _QA, ("answers",), "f1", 384, 128, hub=Hub("rajpurkar/squad")),
+        Task("squad_v2", "question-answering", _QA, ("answers",), "f1", 384, 128, hub=Hub("rajpurkar/squad_v2")),
+        # Generic tasks, one per kind and named after it.
+        Task("classification", "classification", _PAIRS + _SINGLES, _CLASS, "accuracy", 512),
+        Task("regression", "regression", _PAIRS + _SINGLES, _SCORE, "spearman", 512),
+        Task("token-classification", "token-classification", (("tokens",), ("words",)), _TAGS, "f1", 512),
+        Task("question-answering", "question-answering", _QA, ("answers",), "f1", 384, 128),
+        Task("embedding", "embedding", _PAIRS + _SINGLES, _SCORE, "spearman", 512),
+        Task("lm", "lm", _SINGLES, (), "perplexity", 512),
+    )
+}  # fmt: skip
+
+# How the name of a model class ends, and the kind of task its head is for. Order matters: LMHeadModel ends in Model.
+_HEADS: tuple[tuple[str, Kind], ...] = (
+    ("ForSequenceClassification", "classification"),
+    ("ForTokenClassification", "token-classification"),
+    ("ForQuestionAnswering", "question-answering"),
+    ("ForMaskedLM", "lm"),
+    ("ForCausalLM", "lm"),
+    ("LMHeadModel", "lm"),
+    ("Model", "embedding"),
+)
+
+
+def find_task(name: Task | str) -> Task:
+    """Look a task up by name; spelling variants such as SST-2 are understood."""
+    if isinstance(name, Task):
+        return name
+    by_letters = {_letters(known): task for known, task in TASKS.items()}
+    task = by_letters.get(_letters(name))
+    if task is None:
+        near = difflib.get_close_matches(_letters(name), by_letters, n=1, cutoff=0.5)
+        hint = f"did you mean {by_letters[near[0]].name}? " if near else ""
+        raise InputError(f"there is no task {name!r}; {hint}The tasks are {', '.join(TASKS)}")
+    return task
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def infer_task(model: PreTrainedModel) -> Task:
+    """The generic task that the head of the model is for."""
+    name = type(model).__name__
+    kind = next((kind for ending, kind in _HEADS if name.endswith(ending)), None)
+    if kind is None:
+        raise ModelError(f"the head of {name} does not say its task; pass --task, one of {', '.join(TASKS)}")
+    if kind == "classification":
+        problem = getattr(model.config, "problem_type", None)
+        if problem == "multi_label_classification":
+            raise ModelError(f"this {name} gives several labels per example, and no task here scores that")
+        if model.config.num_labels == 1 or problem == "regression":
+            kind = "regression"
+    return TASKS[kind]
+
+
+def check_head(model: PreTrainedModel, task: Task) -> None:
+    """Refuse a model whose head is for another kind of task than the one asked for."""
+    try:
+        found = infer_task(model).kind
+    except ModelError:
+        return  # an unknown head is the caller's word: they named the task
+    if found != task.kind:
+        raise ModelError(
+            f"task {task.name} needs a model for {task.kind}, but {type(model).__name__} with "
+            f"{model.config.num_labels} label(s) is for {found}; give another model or --task {found}"
+        )

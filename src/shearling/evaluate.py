@@ -1,0 +1,197 @@
+"""Score a model, dense or pruned, on a task."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+
+from shearling.data.batches import Batch, Batches
+from shearling.data.encoder import make_encoder
+from shearling.data.rows import as_rows
+from shearling.data.scores import Reader, score
+from shearling.data.tasks import Task, check_head, find_task, infer_task
+from shearling.errors import DataError, InputError, ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Progress = Callable[[int, int], None]
+
+_TARGETS = ("labels", "start_positions", "end_positions")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of `evaluate`: `value` is in points from 0 to 100, perplexity excepted."""
+
+    task: str
+    metric: str
+    value: float
+    examples: int
+    em: float | None
+    extra: Mapping[str, float]
+    seconds: float
+
+    def to_json(self) -> dict[str, str | float | int]:
+        """The fields of `shearling evaluate --json`."""
+        fields: dict[str, str | float | int] = {
+            "task": self.task,
+            "metric": self.metric,
+            "value": round(self.value, 4),
+            "examples": self.examples,
+        }
+        return fields if self.em is None else fields | {"em": round(self.em, 4)}
+
+
+def evaluate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Any,
+    task: Task | str | None = None,
+    *,
+    batch_size: int = 64,
+    max_length: int | None = None,
+    device: str | torch.device = "auto",
+    text_columns: Sequence[str] | None = None,
+    label_column: str | None = None,
+    compile: bool = False,  # noqa: A002 - the name users know from torch
+    progress: Progress | None = None,
+    limit: int | None = None,
+) -> Evaluation:
+    """Score `model` on the first `limit` rows; without a task, the one that its head is for.
+
+    `rows` may be Rows, a file, a `datasets.Dataset` or a list of dicts. The model is left as it was.
+    """
+    began = time.perf_counter()
+    task = infer_task(model) if task is None else find_task(task)
+    check_head(model, task)
+    rows = as_rows(rows).head(limit)
+    encoder = make_encoder(
+        tokenizer,
+        task,
+        model.config,
+        max_length=max_length,
+        labels="ignore" if task.kind in ("question-answering", "embedding") else "require",
+        text_columns=text_columns,
+        label_column=label_column,
+    )
+
+    def run(batches: Batches, read: Reader | None) -> torch.Tensor:
+        return predict(model, batches, read=read or read_outputs, device=device, compile=compile, progress=progress)
+
+    result = score(encoder, rows, batch_size, run)
+    return Evaluation(
+        task=task.name,
+        metric=result.metric or task.metric,
+        value=result.value,
+        examples=result.examples,
+        em=result.em,
+        extra=result.extra,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def read_outputs(outputs: Any, batch: Batch) -> torch.Tensor:
+    """What a model says about each example, whatever its head.
+
+    Logits [examples, classes] or [examples, tokens, classes]; start and end logits stacked to [examples, tokens, 2];
+    without a head, the mean of the hidden states of the real tokens, [examples, hidden].
+    """
+    if "start_logits" in outputs:
+        return torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=-1)
+    if "logits" in outputs:
+        return torch.as_tensor(outputs["logits"])
+    if "last_hidden_state" in outputs:
+        hidden = outputs["last_hidden_state"].float()
+        real = batch["attention_mask"].to(hidden)[..., None]  # [examples, tokens, 1]
+        return torch.as_tensor((hidden * real).sum(dim=1) / real.sum(dim=1))
+    raise ModelError(
+        f"the model gives {list(outputs)}, but neither logits nor hidden states; give one with a task head"
+    )
+
+
+@torch.no_grad()
+def predict(
+    model: PreTrainedModel,
+    batches: Sequence[Batch],
+    *,
+    read: Reader = read_outputs,
+    device: str | torch.device = "auto",
+    compile: bool = False,  # noqa: A002
+    progress: Progress | None = None,
+) -> torch.Tensor:
+    """What `read` takes from the outputs, on the CPU in float32, one row per example in the order of the data.
+
+    Batches that do not know their order (any list of dicts) keep the one they come in. Where examples differ in
+    length, the shorter are filled with zeros.
+    """
+    if not batches:
+        raise DataError("there are no batches to run the model on; give at least one")
+    parts: list[torch.Tensor] = []
+    with _ready(model, device) as place:
+        forward = torch.compile(model, dynamic=True) if compile else model
+        for done, batch in enumerate(batches, start=1):
+            moved = {name: tensor.to(place) for name, tensor in batch.items()}
+            outputs = forward(**{name: tensor for name, tensor in moved.items() if name not in _TARGETS})
+            part = read(outputs, moved)
+            parts.append(part.float().cpu())
+            if progress is not None:
+                progress(done, len(batches))
+    return _in_order(parts, batches)
+
+
+def _in_order(parts: list[torch.Tensor], batches: Sequence[Batch]) -> torch.Tensor:
+    """Join the parts, check them, and undo the bucketing."""
+    bad = sum(int((~part.isfinite()).flatten(1).any(dim=1).sum()) for part in parts)
+    if bad:
+        total = sum(len(part) for part in parts)
+        raise ModelError(
+            f"the outputs of the model are NaN or Inf for {bad} of {total} examples; "
+            "the checkpoint is damaged, or its dtype overflows (try float32)"
+        )
+    if parts[0].dim() > 2:  # [examples, tokens, ...]
+        longest = max(part.shape[1] for part in parts)
+        parts = [F.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts]
+    joined = torch.cat(parts)
+    if not isinstance(batches, Batches):
+        return joined
+    result = torch.empty_like(joined)
+    result[torch.from_numpy(batches.order)] = joined
+    return result
+
+
+@contextmanager
+def _ready(model: PreTrainedModel, device: str | torch.device) -> Iterator[torch.device]:
+    """The model in evaluation mode on the device; afterwards as it was, module by module."""
+    home = next(model.parameters()).device
+    place = _place(model, device, home)
+    training = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        if place != home:
+            model.to(place)
+        yield place
+    finally:
+        if place != home:
+            model.to(home)
+        for module, mode in training:
+            module.training = mode
+
+
+def _place(model: PreTrainedModel, device: str | torch.device, home: torch.device) -> torch.device:
+    if len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
+        return home  # spread over devices: it stays, and takes its inputs where it starts
+    if device == "auto":
+        return torch.device("cuda") if home.type == "cpu" and torch.cuda.is_available() else home
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(f"device {device} cannot be used here ({error}); try cpu or auto") from error
+    return home if place.type == home.type and place.index is None else place

@@ -71,7 +71,7 @@ def evaluate(
     began = time.perf_counter()
     task = infer_task(model) if task is None else find_task(task)
     check_head(model, task)
-    rows = as_rows(rows).head(limit)
+    rows = as_rows(rows, limit=limit)
     encoder = make_encoder(
         tokenizer,
         task,

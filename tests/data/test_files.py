@@ -8,7 +8,7 @@ import pytest
 from shearling.data import Rows, as_rows, load_task_rows, read_rows
 from shearling.errors import DataError
 
-RECORDS = [{"text": "good, \"film\"", "label": 1}, {"text": "naïve\u2028line", "label": 0}, {"text": "", "label": 1}]
+RECORDS = [{"text": 'good, "film"', "label": 1}, {"text": "naïve\u2028line", "label": 0}, {"text": "", "label": 1}]
 
 
 def jsonl(records=RECORDS):

@@ -75,11 +75,7 @@ def conlleval_entities(tags):
     """The chunk rules of the conlleval script, one by one."""
 
     def ends(before, tag, kind_before, kind):
-        return (
-            before in "ES"
-            or (before in "BI" and tag in "BSO")
-            or (before != "O" and kind_before != kind)
-        )
+        return before in "ES" or (before in "BI" and tag in "BSO") or (before != "O" and kind_before != kind)
 
     def starts(before, tag, kind_before, kind):
         return tag in "BS" or (before in "ESO" and tag in "EI") or (tag != "O" and kind_before != kind)

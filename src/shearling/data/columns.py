@@ -28,8 +28,12 @@ def find_text_columns(rows: Rows, task: Task, given: Sequence[str] | None = None
         missing = [name for name in given if name not in rows.names]
         if missing:
             raise DataError(f"{rows.source} has no column {missing[0]!r}; it has {list(rows.names)}")
-        if len(given) > 2:
-            raise DataError(f"{len(given)} text columns were given ({', '.join(given)}); give one, or two for a pair")
+        counts = sorted({len(names) for names in task.text})
+        if len(given) not in counts:
+            wanted = " or ".join(map(str, counts))
+            raise DataError(
+                f"task {task.name} takes {wanted} text column(s), {len(given)} were given: {', '.join(given)}"
+            )
         return tuple(given)
     for names in task.text:
         if all(name in rows.names for name in names):

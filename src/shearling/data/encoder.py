@@ -51,7 +51,11 @@ class Encoder:
     @property
     def pad_id(self) -> int:
         """The token that fills a batch; the attention mask hides it, so any will do where the model names none."""
-        candidates = (self.tokenizer.pad_token_id, self.config.pad_token_id, self.tokenizer.eos_token_id)
+        candidates = (
+            self.tokenizer.pad_token_id,
+            getattr(self.config, "pad_token_id", None),
+            self.tokenizer.eos_token_id,
+        )
         return next((int(token) for token in candidates if token is not None), 0)
 
     def texts(self, rows: Rows) -> list[list[str]]:
@@ -106,7 +110,7 @@ def _length_limit(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) 
     if not isinstance(positions, int) or positions < 1:
         return int(tokenizer.model_max_length)
     if config.model_type in _POSITIONS_AFTER_PADDING:
-        positions -= (config.pad_token_id or 0) + 1
+        positions -= config.pad_token_id + 1
     return min(positions, int(tokenizer.model_max_length))
 
 

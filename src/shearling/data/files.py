@@ -25,7 +25,7 @@ _BOM = "\ufeff"
 
 def read_rows(path: str | PathLike[str], limit: int | None = None) -> Rows:
     """Read the first `limit` rows (all when None) of a local file; the suffix says the format."""
-    path = Path(path)
+    path = Path(path).expanduser()
     if limit is not None and limit < 1:
         raise DataError(f"{limit} rows of {path} were asked for; ask for at least 1")
     reader = _reader_for(path)

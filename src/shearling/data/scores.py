@@ -14,6 +14,7 @@ from shearling.data import metrics
 from shearling.data.batches import Batch, Batches
 from shearling.data.columns import IGNORED, read_scores, require_label_column
 from shearling.data.encoder import Encoder
+from shearling.data.lm import fills_blanks
 from shearling.data.rows import Rows
 from shearling.data.squad import decode, make_windows, read_answers
 from shearling.data.tasks import Kind, Task
@@ -81,7 +82,7 @@ def _main(task: Task, scores: dict[str, float], examples: int) -> Score:
 def _score_tags(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> Score:
     """Entity F1; where the tags spell no entities (parts of speech), the accuracy per word."""
     examples = encoder.tokenize(rows)
-    guess = run(encoder.batches(examples, batch_size), _best_class).numpy()
+    guess = run(encoder.batches(examples, batch_size), _best_class)[..., 0].numpy()
     names = {int(index): str(name) for index, name in encoder.config.id2label.items()}
     gold_tags: list[list[str]] = []
     guessed_tags: list[list[str]] = []
@@ -121,14 +122,15 @@ def _score_answers(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> S
     em, f1 = metrics.squad_em_f1(answers, [[answer.text for answer in some] for some in gold])
     extra = {}
     if unanswerable.any() and not unanswerable.all():
-        extra = {"answerable_f1": 100 * f1[~unanswerable].mean(), "unanswerable_f1": 100 * f1[unanswerable].mean()}
+        parts = {"answerable_f1": f1[~unanswerable], "unanswerable_f1": f1[unanswerable]}
+        extra = {name: 100 * float(part.mean()) for name, part in parts.items()}
     return Score(100 * float(f1.mean()), len(rows), em=100 * float(em.mean()), extra=extra)
 
 
 def _score_text(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> Score:
     blocks = encoder.tokenize(rows)
     batches = encoder.batches(blocks, min(batch_size, max(1, _LM_TOKENS // encoder.max_length)))
-    causal = blocks.tokens["labels"] is blocks.tokens["input_ids"]
+    causal = not fills_blanks(encoder.tokenizer, encoder.config)
 
     def read(outputs: Any, batch: Batch) -> torch.Tensor:
         return _losses(outputs["logits"], batch["labels"], causal=causal)

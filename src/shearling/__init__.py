@@ -1,0 +1,88 @@
+"""shearling prunes a fine-tuned Transformer in seconds, without retraining.
+
+>>> import shearling
+>>> pruned = shearling.prune(model, batches, flops=0.5)  # doctest: +SKIP
+>>> pruned.save("my-model-50")  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from shearling._version import __version__
+from shearling.checkpoint.register import register_when_needed
+
+if TYPE_CHECKING:
+    from shearling.checkpoint.load import load
+    from shearling.checkpoint.plan import load_plan
+    from shearling.errors import (
+        CheckFailed,
+        CheckpointError,
+        ConstraintError,
+        DataError,
+        InputError,
+        ModelError,
+        OutputError,
+        ShearlingError,
+        TableError,
+        UnsupportedArchitecture,
+    )
+    from shearling.methods import Paper, Surgeon
+    from shearling.pipeline import Plan, Pruned, measure, prune
+
+__all__ = [
+    "CheckFailed",
+    "CheckpointError",
+    "ConstraintError",
+    "DataError",
+    "InputError",
+    "ModelError",
+    "OutputError",
+    "Paper",
+    "Plan",
+    "Pruned",
+    "ShearlingError",
+    "Surgeon",
+    "TableError",
+    "UnsupportedArchitecture",
+    "__version__",
+    "load",
+    "load_plan",
+    "measure",
+    "prune",
+]
+
+# Where each public name lives; imported when first asked for, so that `import shearling` stays quick.
+_HOMES = {
+    "shearling.checkpoint.load": ("load",),
+    "shearling.checkpoint.plan": ("load_plan",),
+    "shearling.errors": (
+        "CheckFailed",
+        "CheckpointError",
+        "ConstraintError",
+        "DataError",
+        "InputError",
+        "ModelError",
+        "OutputError",
+        "ShearlingError",
+        "TableError",
+        "UnsupportedArchitecture",
+    ),
+    "shearling.methods": ("Paper", "Surgeon"),
+    "shearling.pipeline": ("Plan", "Pruned", "measure", "prune"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'shearling' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOME_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+register_when_needed()

@@ -1,0 +1,1 @@
+"""Pruned models on disk: written whole or not at all, loaded like any other."""

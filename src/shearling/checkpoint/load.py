@@ -1,0 +1,101 @@
+"""Read a pruned model back."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shearling.checkpoint.save import RECORD
+from shearling.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MAX_JSON = 256 * 2**20  # bytes; a record of a large model is a few megabytes
+MAX_SIZE = 2**24  # rows or columns of a projection
+
+
+def load(directory: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
+    """The pruned model with the head it was saved with; keywords go to `from_pretrained`."""
+    folder = Path(directory)
+    read_record(folder)
+    config = read_json(folder / "config.json")
+    check_edits(config.get("quantization_config"), folder)
+    try:
+        model: PreTrainedModel = _model_class(config, folder).from_pretrained(folder, **kwargs)
+    except (OSError, RuntimeError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{folder} does not load: {error}") from error
+    return model
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """`shearling.json`, checked."""
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is not a directory; give the folder that `shearling prune --out` wrote.")
+    if not (folder / RECORD).is_file():
+        raise CheckpointError(f"{folder} has no {RECORD}: it is not a model that shearling wrote, or not a whole one.")
+    record = read_json(folder / RECORD)
+    wanted = {"method": str, "constraint": dict, "flops": dict, "params": dict, "layers": list, "dense_layers": list}
+    for name, kind in wanted.items():
+        if not isinstance(record.get(name), kind):
+            raise CheckpointError(f"{folder / RECORD}: '{name}' should be a {kind.__name__}; the file was changed.")
+    return record
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """An object from a JSON file of sane size."""
+    try:
+        if path.stat().st_size > MAX_JSON:
+            raise CheckpointError(f"{path} is larger than {MAX_JSON >> 20} MiB; it is no such file of ours.")
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"Cannot read {path}: {error}") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path} should hold an object, not a {type(value).__name__}.")
+    return value
+
+
+def check_edits(config: Any, folder: Path) -> None:
+    """Refuse edits that no version of shearling writes, before anything acts on them."""
+    if not isinstance(config, dict) or config.get("quant_method") != "shearling":
+        raise CheckpointError(f"{folder}/config.json does not say how the model was reshaped; it was changed.")
+    edits = config.get("edits")
+    if not isinstance(edits, dict) or not {"linear", "attributes", "bias_only", "hollow"} <= edits.keys():
+        raise CheckpointError(f"The edits in {folder}/config.json are incomplete; it was changed.")
+    ok = (
+        isinstance(edits["linear"], dict)
+        and all(_size(s) for s in edits["linear"].values())
+        and isinstance(edits["attributes"], dict)
+        and all(_count(v) for v in edits["attributes"].values())
+        and isinstance(edits["bias_only"], list)
+        and all(isinstance(p, str) for p in edits["bias_only"])
+        and isinstance(edits["hollow"], dict)
+        and all(_stub(v) for v in edits["hollow"].values())
+    )
+    if not ok:
+        raise CheckpointError(f"The edits in {folder}/config.json hold values that shearling never writes.")
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MAX_SIZE
+
+
+def _size(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(_count(v) for v in value)
+
+
+def _stub(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and _count(value[1])
+
+
+def _model_class(config: dict[str, Any], folder: Path) -> Any:
+    import transformers
+
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    found = getattr(transformers, name, None) if isinstance(name, str) else None
+    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        raise CheckpointError(f"{folder}/config.json names the model class {name!r}, which transformers does not have.")
+    return found

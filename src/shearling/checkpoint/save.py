@@ -1,0 +1,131 @@
+"""Write a pruned model: into a hidden folder first, then renamed, so that what can be seen is complete."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shearling.errors import OutputError
+
+if TYPE_CHECKING:
+    from shearling.pipeline import Pruned
+
+RECORD = "shearling.json"
+MODELING = "modeling_shearling.py"
+# Tokenizer, processor, generation and sentence-transformers files that go with a model.
+COMPANIONS = (
+    "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.spm", "*.model",
+    "spiece*", "sentencepiece*", "*preprocessor_config.json", "processor_config.json", "chat_template*",
+    "generation_config.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
+    "[0-9]_*", "LICENSE*", "NOTICE*",
+)  # fmt: skip
+
+
+def save(pruned: Pruned, directory: str | os.PathLike[str], *, source: Any = None, force: bool = False) -> Path:
+    """The checkpoint as a directory that loads with plain `from_pretrained`."""
+    target = Path(directory)
+    with whole_directory(target, force=force) as folder:
+        write_checkpoint(pruned, folder, source)
+    return target
+
+
+def write_checkpoint(pruned: Pruned, folder: Path, source: Any) -> None:
+    """All files of a checkpoint."""
+    from shearling.report_card import model_card
+
+    model = pruned.model
+    model.config.auto_map = _auto_map(model)
+    model.save_pretrained(folder)
+    shutil.copyfile(_modeling_file(), folder / MODELING)
+    if isinstance(source, (str, os.PathLike)):
+        copy_companions(Path(source), folder)
+    elif source is not None:
+        source.save_pretrained(folder)  # a tokenizer or processor
+    record = pruned.report.to_json() | {"kept": [units.tolist() for units in pruned.kept]}
+    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(model_card(record, source), encoding="utf-8")
+
+
+def copy_companions(source: Path, folder: Path) -> None:
+    """Tokenizer and other files that belong to the model but not to its weights."""
+    for pattern in COMPANIONS:
+        for path in sorted(source.glob(pattern)):
+            if path.is_dir():
+                shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
+            elif not (folder / path.name).exists():
+                shutil.copyfile(path, folder / path.name)
+
+
+@contextmanager
+def whole_directory(target: Path, *, force: bool = False) -> Iterator[Path]:
+    """A folder to fill that becomes `target` at the end, or leaves no trace."""
+    check_writable(target, force=force)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
+    except OSError as error:
+        raise OutputError(f"Cannot write beside {target}: {error.strerror}.") from None
+    try:
+        yield folder
+        _sync(folder)
+        folder.chmod(0o755)
+        _put_in_place(folder, target)
+    except OSError as error:
+        raise OutputError(f"Could not write {target}: {error.strerror or error}. Nothing was left behind.") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def check_writable(target: Path, *, force: bool = False) -> None:
+    """Complain early: before minutes of work, not after."""
+    if target.is_symlink() and not target.exists():
+        raise OutputError(f"{target} is a link that leads nowhere; remove it or choose another --out.")
+    if target.exists() and not target.is_dir():
+        raise OutputError(f"{target} exists and is a file; choose another --out.")
+    if target.is_dir() and any(target.iterdir()) and not force:
+        raise OutputError(f"{target} exists and is not empty; choose another --out, or replace it with --force.")
+    parent = target.resolve().parent
+    existing = next(p for p in (parent, *parent.parents) if p.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise OutputError(f"No permission to write in {existing}; choose another --out.")
+    parent.mkdir(parents=True, exist_ok=True)
+
+
+def _put_in_place(folder: Path, target: Path) -> None:
+    target = target.resolve()  # a link to a directory stays, its target is replaced
+    if not target.exists():
+        folder.rename(target)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+    target.rename(aside / "old")
+    folder.rename(target)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _sync(folder: Path) -> None:
+    """Have the disk hold every byte before the rename makes them visible."""
+    for path in [*folder.rglob("*"), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _auto_map(model: Any) -> dict[str, str]:
+    """Point every `AutoModel...` class that serves this architecture to the file in the checkpoint."""
+    from transformers.models.auto import modeling_auto
+
+    names = [name for name in vars(modeling_auto) if name.startswith("AutoModel")]
+    mappings = {name: getattr(getattr(modeling_auto, name), "_model_mapping", {}) for name in names}
+    return {name: f"modeling_shearling.{name}" for name, served in mappings.items() if type(model.config) in served}
+
+
+def _modeling_file() -> Path:
+    return Path(str(resources.files("shearling.checkpoint") / MODELING))

@@ -1,0 +1,158 @@
+"""What units cost: multiply-accumulates, parameters, or measured time, as a table per sublayer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from shearling.errors import ConstraintError
+from shearling.models.structure import Structure, Sublayer
+from shearling.passes import device_of, frozen
+from shearling.sample import Sample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+SLACK = 1e-9  # relative; costs are sums of floats
+
+
+@dataclass(frozen=True)
+class Limit:
+    """One constraint, ready for a method: what keeping k units of each sublayer costs, and how much there is."""
+
+    name: str
+    ratio: float
+    tables: tuple[NDArray[np.float64], ...]  # per sublayer [units + 1]
+    fixed: float = 0.0  # what pruning cannot touch but the ratio counts
+
+    @property
+    def dense(self) -> float:
+        """The cost with every unit."""
+        return self.fixed + float(sum(table[-1] for table in self.tables))
+
+    @property
+    def budget(self) -> float:
+        """What the units may cost together."""
+        return self.ratio * self.dense - self.fixed
+
+    def spent(self, counts: Sequence[int]) -> float:
+        """What these counts cost together."""
+        return float(sum(table[count] for table, count in zip(self.tables, counts, strict=True)))
+
+    def holds(self, counts: Sequence[int]) -> bool:
+        """Whether these counts are within the budget."""
+        return self.spent(counts) <= self.budget + SLACK * self.dense
+
+
+def ratio_of(name: str, value: object) -> float:
+    """A constraint as the user gave it, checked."""
+    try:
+        ratio = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        raise ConstraintError(f"{name}={value!r} is not a number; give a ratio in (0, 1], such as 0.5.") from None
+    if not (math.isfinite(ratio) and 0 < ratio <= 1):
+        raise ConstraintError(f"{name}={value} is outside (0, 1]; 0.5 asks for half of the dense model's cost.")
+    return ratio
+
+
+def macs_per_unit(sublayer: Sublayer, length: float) -> float:
+    """Multiply-accumulates of one unit for one example of `length` tokens."""
+    product = 2 * length**2 * sublayer.width if sublayer.kind == "heads" else 0.0  # q k^T and its product with v
+    return length * sublayer.weights_per_unit + product
+
+
+def flops_limit(structure: Structure, lengths: Sequence[float], ratio: float) -> Limit:
+    """The constraint on multiply-accumulates of the prunable layers."""
+    tables = (_linear(s.units, macs_per_unit(s, n)) for s, n in zip(structure.sublayers, lengths, strict=True))
+    return Limit("flops", ratio, tuple(tables))
+
+
+def params_limit(structure: Structure, ratio: float) -> Limit:
+    """The constraint on parameters of the prunable layers that go with units."""
+    return Limit("params", ratio, tuple(_linear(s.units, s.params_per_unit) for s in structure.sublayers))
+
+
+def _linear(units: int, price: float) -> NDArray[np.float64]:
+    return np.arange(units + 1) * float(price)
+
+
+def count_macs(structure: Structure, lengths: Sequence[float]) -> float:
+    """Multiply-accumulates of the prunable layers, from the modules as they are."""
+    pairs = zip(structure.sublayers, lengths, strict=True)
+    return sum(s.units * macs_per_unit(s, length) for s, length in pairs)
+
+
+def count_params(structure: Structure) -> int:
+    """Parameters of the prunable layers, from the modules as they are."""
+    return sum(s.units * s.params_per_unit for s in structure.sublayers)
+
+
+def parameters(model: nn.Module) -> int:
+    """All parameters of the model."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def sequence_lengths(structure: Structure, sample: Sample) -> list[float]:
+    """Per sublayer, the mean number of real tokens of an example; seen by running one."""
+    seen: dict[int, torch.Size] = {}
+    batch = sample.batches[0].part(0, 1)
+    handles = []
+    for number, stack in enumerate(structure.stacks):
+
+        def hook(module: nn.Module, args: tuple[Tensor, ...], number: int = number) -> None:
+            seen[number] = args[0].shape[:2] if args[0].dim() > 2 else torch.Size((1, args[0].shape[0]))
+
+        handles.append(stack.sublayers[0][0].out.register_forward_pre_hook(hook))
+    try:
+        with frozen(structure.model), torch.inference_mode():
+            structure.model(**batch.to(device_of(structure.model)).inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    lengths: list[float] = []
+    for number, stack in enumerate(structure.stacks):
+        mask = batch.inputs.get(stack.row.mask)
+        about_tokens = mask is not None and mask.shape == seen[number]
+        length = _mean_mask(sample, stack.row.mask) if about_tokens else float(seen[number][1])
+        lengths += [length] * sum(len(layer) for layer in stack.sublayers)
+    return lengths
+
+
+def _mean_mask(sample: Sample, name: str) -> float:
+    return sum(int(batch.inputs[name].sum()) for batch in sample) / sample.examples
+
+
+def whole_macs(model: PreTrainedModel, sample: Sample, length: float) -> int:
+    """Multiply-accumulates of the whole model for one example of about `length` tokens, counted by running it."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    example = _example_of_length(sample, round(length))
+    before = model.config._attn_implementation
+    try:
+        model.set_attn_implementation("eager")  # the counter does not see fused attention on the CPU
+        with frozen(model), torch.inference_mode(), FlopCounterMode(display=False) as counter:
+            model(**{k: v.to(device_of(model)) for k, v in example.items()})
+    finally:
+        model.set_attn_implementation(before)
+    return counter.get_total_flops() // 2
+
+
+def _example_of_length(sample: Sample, length: int) -> dict[str, Tensor]:
+    """The first example, its tokens cut or repeated to a length where it has tokens."""
+    inputs = sample.batches[0].part(0, 1).inputs
+    ids = inputs.get("input_ids")
+    if ids is None or ids.dim() != 2:
+        return inputs
+    wide = ids.shape[1]
+    index = torch.arange(max(length, 1)) % wide
+    result = {k: v[:, index] if v.dim() == 2 and v.shape[1] == wide else v for k, v in inputs.items()}
+    if "attention_mask" in result:
+        result["attention_mask"] = torch.ones_like(result["attention_mask"])
+    return result

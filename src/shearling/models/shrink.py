@@ -1,0 +1,104 @@
+"""Cut the removed units out of a copy of the model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from shearling.models.structure import Sublayer, find, is_transposed, linear_shape, structure_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Kept = Sequence[Tensor]  # per sublayer, the indices of the units that stay, ascending
+
+
+def shrink(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
+    """A smaller copy of the model with only the kept units; the model itself is left as it is."""
+    from shearling.checkpoint.modeling_shearling import ShearlingConfig, reshape
+
+    structure = structure_of(model)
+    edits = empty_edits()
+    values: dict[str, Tensor] = {}
+    for sublayer, units in zip(structure.sublayers, kept, strict=True):
+        if len(units) < sublayer.units:
+            _cut(sublayer, units, edits, values)
+
+    student = copy.deepcopy(model)
+    reshape(student, edits)
+    parameters = dict(student.base_model.named_parameters())
+    with torch.no_grad():
+        for name, value in values.items():
+            parameters[name].copy_(value)
+
+    before = getattr(model.config, "quantization_config", None)  # a pruned model may be pruned again
+    student.config.quantization_config = ShearlingConfig(merged(before.edits, edits) if before else edits)
+    return student
+
+
+def _cut(sublayer: Sublayer, kept: Tensor, edits: dict[str, Any], values: dict[str, Tensor]) -> None:
+    """Add what the removal of all but `kept` changes: shapes to the edits, parameters to the values."""
+    for projection in sublayer.inputs:
+        rows = columns_of(kept, projection.rows, blocks=projection.blocks, units=sublayer.units)
+        _slice(sublayer, projection.path, rows, None, edits, values)
+    _slice(sublayer, sublayer.part.out, None, columns_of(kept, sublayer.width), edits, values)
+
+    for counter in sublayer.part.counters:
+        owner, _, name = counter.rpartition(".")
+        module = find(sublayer.layer, owner)
+        if module is not None and hasattr(module, name) and len(kept):
+            edits["attributes"][f"{sublayer.path}.{counter}"] = getattr(module, name) * len(kept) // sublayer.units
+    if not len(kept):
+        part = sublayer.part
+        edits["bias_only"].append(f"{sublayer.path}.{part.out}")
+        inside = part.out.removeprefix(part.core + ".") if part.out.startswith(part.core + ".") else ""
+        edits["hollow"][f"{sublayer.path}.{part.core}"] = [inside, part.returns]
+
+
+def _slice(
+    sublayer: Sublayer,
+    path: str,
+    rows: Tensor | None,
+    columns: Tensor | None,
+    edits: dict[str, Any],
+    values: dict[str, Tensor],
+) -> None:
+    module = sublayer.layer.get_submodule(path)
+    shape = linear_shape(module)
+    weight = module.weight.T if is_transposed(module) else module.weight
+    assert isinstance(weight, Tensor)
+    if rows is not None:
+        rows = rows.to(weight.device)
+        weight = weight[rows]
+    if columns is not None:
+        weight = weight[:, columns.to(weight.device)]
+    edits["linear"][f"{sublayer.path}.{path}"] = [
+        shape[0] if rows is None else len(rows),
+        shape[1] if columns is None else len(columns),
+    ]
+    values[f"{sublayer.path}.{path}.weight"] = weight.T if is_transposed(module) else weight
+    if isinstance(module.bias, Tensor):
+        values[f"{sublayer.path}.{path}.bias"] = module.bias if rows is None else module.bias[rows]
+
+
+def columns_of(kept: Tensor, width: int, *, blocks: int = 1, units: int = 0) -> Tensor:
+    """The rows or columns that belong to the kept units, in every block."""
+    inside = (kept[:, None] * width + torch.arange(width)).flatten()  # [kept x width]
+    return (torch.arange(blocks)[:, None] * (units * width) + inside).flatten()
+
+
+def empty_edits() -> dict[str, Any]:
+    """Edits that change nothing; see `modeling_shearling.reshape`."""
+    return {"linear": {}, "attributes": {}, "bias_only": [], "hollow": {}}
+
+
+def merged(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """The edits of one pruning after another: sizes are absolute, so the later ones win."""
+    return {
+        key: before[key] | value if isinstance(value, dict) else sorted({*before[key], *value})
+        for key, value in after.items()
+    }

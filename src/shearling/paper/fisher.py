@@ -1,0 +1,74 @@
+"""The Fisher information of the mask variables (Eq. 5), per example, in one backward a batch.
+
+At masks of one, the derivative with respect to a unit's mask is the sum over tokens and the unit's columns of
+h * dL/dh. So no mask needs to exist: the gradient that reaches `h` on its way down is enough, and every example's
+derivative can be read from a single backward of the summed losses.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from shearling.distributed import add_up
+from shearling.losses import finite, label_losses, sampled_losses
+from shearling.models.structure import Structure
+from shearling.passes import Progress, device_of, differentiable, fast_matmul, frozen, run, silent, watched
+from shearling.sample import Sample
+
+
+def mask_gradients(
+    structure: Structure, sample: Sample, *, seed: int = 0, labels: bool = True, progress: Progress = silent
+) -> list[Tensor]:
+    """Per sublayer [examples, units]: the derivative of each example's loss with respect to each mask variable."""
+    model, sublayers = structure.model, structure.sublayers
+    rows: list[list[Tensor]] = [[] for _ in sublayers]
+
+    def on_input(number: int, h: Tensor) -> None:
+        width = sublayers[number].width
+
+        def on_gradient(gradient: Tensor) -> None:
+            products = (h.detach() * gradient).flatten(1, -2).sum(1) if h.dim() > 2 else h.detach() * gradient
+            per_unit = products.unflatten(-1, (-1, width)).sum(-1)  # [B, units]
+            pending[number] = pending[number] + per_unit if number in pending else per_unit
+
+        if h.requires_grad and sublayers[number].units:
+            h.register_hook(on_gradient)
+
+    with frozen(model), fast_matmul(), watched(sublayers, on_input), differentiable(structure) as leaves:
+        for done, host_batch in enumerate(sample):
+            pending: dict[int, Tensor] = {}
+            batch = host_batch.to(device_of(model))
+            outputs = run(model, batch)
+            if labels:
+                losses = label_losses(model, outputs, batch)
+            else:
+                losses = sampled_losses(model, outputs, batch, seed)
+            finite(losses, batch).sum().backward(inputs=leaves)
+            leaves.clear()
+            for number, sublayer in enumerate(sublayers):
+                none = torch.zeros(len(batch), sublayer.units, device=sublayer.weight.device)
+                rows[number].append(pending.get(number, none).to(_wide(sublayer.weight)))
+            progress(done + 1, len(sample))
+    return [torch.cat(parts) for parts in rows]
+
+
+def _wide(weight: Tensor) -> torch.dtype:
+    return torch.float64 if weight.dtype == torch.float64 else torch.float32
+
+
+def diagonal(gradients: Tensor) -> Tensor:
+    """The diagonal of the Fisher information: the importance of each unit (Eq. 6-7)."""
+    return _mean(gradients.square().sum(0), len(gradients))
+
+
+def block(gradients: Tensor) -> Tensor:
+    """The sublayer's block of the Fisher information [units, units] (Eq. 11)."""
+    return _mean(gradients.T @ gradients, len(gradients))
+
+
+def _mean(total: Tensor, count: int) -> Tensor:
+    """Over the examples of all processes."""
+    examples = torch.tensor(float(count), device=total.device)
+    add_up([total, examples])
+    return total / examples

@@ -1,0 +1,54 @@
+"""Mask rearrangement (Eq. 11): the same number of units per sublayer, but which ones, given their interactions.
+
+The objective of a sublayer is p^T I p with p = 1 - m. Starting from the searched mask, each pruned unit i, most
+important first, is swapped for the unpruned j that lowers the objective most, if any does. With r = I p the change is
+
+    delta_ij = I_ii - 2 r_i + 2 r_j - 2 I_ij + I_jj
+
+so a step looks at one row of I. Sublayers of one size go through their steps together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def rearrange(blocks: Sequence[Tensor], kept: Sequence[Tensor]) -> list[Tensor]:
+    """The kept units per sublayer after rearrangement; the counts do not change."""
+    groups: dict[tuple[int, torch.device], list[int]] = {}
+    for i, (block, units) in enumerate(zip(blocks, kept, strict=True)):
+        if 0 < len(units) < len(block):  # nothing to swap otherwise
+            groups.setdefault((len(block), block.device), []).append(i)
+    result = list(kept)
+    for members in groups.values():
+        pruned = _swap(torch.stack([blocks[i] for i in members]), [kept[i] for i in members])
+        for i, mask in zip(members, pruned.cpu(), strict=True):
+            result[i] = (~mask).nonzero().flatten()
+    return result
+
+
+def _swap(blocks: Tensor, kept: Sequence[Tensor]) -> Tensor:
+    """[L, n] bool: what is pruned after every pruned unit has had its turn."""
+    count, n, _ = blocks.shape
+    pruned = torch.ones(count, n, dtype=torch.bool, device=blocks.device)
+    for row, units in enumerate(kept):
+        pruned[row, units.to(blocks.device)] = False
+    diagonal = blocks.diagonal(dim1=1, dim2=2)
+    interaction = (blocks @ pruned.to(blocks)[..., None])[..., 0]  # r = I p, [L, n]
+    turns = pruned.sum(1)
+    queue = diagonal.masked_fill(~pruned, -torch.inf).argsort(dim=1, descending=True, stable=True)
+    layers = torch.arange(count, device=blocks.device)
+    for turn in range(int(turns.max())):
+        i = queue[:, turn]  # [L]
+        row_i = blocks[layers, i]  # [L, n]
+        own = diagonal[layers, i] - 2 * interaction[layers, i]
+        delta = own[:, None] + 2 * interaction - 2 * row_i + diagonal
+        delta, j = delta.masked_fill(pruned, torch.inf).min(1)
+        swap = (delta < 0) & (turn < turns)
+        pruned[layers, i] = torch.where(swap, False, pruned[layers, i])
+        pruned[layers, j] = torch.where(swap, True, pruned[layers, j])
+        interaction += torch.where(swap[:, None], blocks[layers, j] - row_i, 0)
+    return pruned

@@ -1,0 +1,93 @@
+"""Mask search (Alg. 1 and Alg. 2): which units stay when importances simply add up.
+
+Alg. 1 is Alg. 2 with no overhead and no threshold, so one function serves both: sort once, sum up once, and look at
+all numbers of heads at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shearling.errors import ConstraintError
+
+
+@dataclass(frozen=True)
+class Piecewise:
+    """What k units of one sublayer cost: nothing at 0, `overhead` up to `threshold`, then `slope` for each one more."""
+
+    slope: float
+    overhead: float = 0.0
+    threshold: int = 0
+
+    def __call__(self, count: int) -> float:
+        """The cost of keeping `count` units."""
+        if count == 0:
+            return 0.0
+        return self.overhead + self.slope * max(0, count - self.threshold)
+
+
+@dataclass(frozen=True)
+class Prices:
+    """One constraint: what heads and filters cost in it, and the budget C."""
+
+    head: Piecewise
+    filter: Piecewise
+    budget: float
+
+
+def search(heads: Sequence[Tensor], filters: Sequence[Tensor], prices: Sequence[Prices]) -> list[list[Tensor]]:
+    """[heads, filters], each with the kept units per layer (ascending): the most importance within every budget.
+
+    `heads` and `filters` hold each layer's importances. With Alg. 2, every layer keeps at least its threshold, whose
+    price is the overhead; the rest compete.
+    """
+    head_floor = max(p.head.threshold for p in prices)
+    filter_floor = max(p.filter.threshold for p in prices)
+    free_heads, free_filters = _Free(heads, head_floor), _Free(filters, filter_floor)  # Alg. 2, lines 1-4
+
+    n = np.arange(len(free_heads) + 1)  # remaining heads beyond the floors
+    f = np.full(len(n), len(free_filters), dtype=np.int64)
+    for p in prices:
+        fixed = sum(p.head(c) for c in free_heads.floors) + sum(p.filter(c) for c in free_filters.floors)
+        left = p.budget - fixed - n * p.head.slope  # Alg. 2, lines 5 and 8
+        affordable = np.floor(left / p.filter.slope) if p.filter.slope else np.where(left >= 0, np.inf, -1)
+        over = np.nan_to_num(affordable, posinf=0) * p.filter.slope > left  # rounding must not break the budget
+        f = np.minimum(f, np.clip(affordable - over, -1, len(free_filters)).astype(np.int64))
+    feasible = f >= 0
+    if not feasible.any():
+        raise ConstraintError("The fixed costs of the layers alone exceed the budget; ask for more.")
+    kept = free_heads.sums[n] + free_filters.sums[np.maximum(f, 0)]  # Alg. 2, line 12
+    best = int(np.argmax(np.where(feasible, kept, -np.inf)))  # Alg. 1, line 10
+    return [free_heads.take(best), free_filters.take(int(f[best]))]
+
+
+class _Free:
+    """The units of one kind in all layers: the floors are set, the others stand in line by importance."""
+
+    def __init__(self, importances: Sequence[Tensor], floor: int) -> None:
+        ranked = [torch.sort(i.double().cpu(), descending=True, stable=True).indices for i in importances]
+        self.kept = [r[:floor] for r in ranked]
+        self.floors = [len(k) for k in self.kept]
+        rest = [(layer, unit) for layer, r in enumerate(ranked) for unit in r[floor:].tolist()]
+        values = np.array([float(importances[layer][unit]) for layer, unit in rest])
+        line = np.argsort(-values, kind="stable")
+        self.line = [rest[i] for i in line]
+        self.sums = np.concatenate([[0.0], np.cumsum(values[line])])
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+    def take(self, count: int) -> list[Tensor]:
+        """Per layer, the units of the floor and of the first `count` in line."""
+        more: list[list[int]] = [[] for _ in self.kept]
+        for layer, unit in self.line[:count]:
+            more[layer].append(unit)
+        return [
+            torch.cat([k, torch.tensor(m, dtype=torch.long)]).sort().values
+            for k, m in zip(self.kept, more, strict=True)
+        ]

@@ -1,0 +1,227 @@
+"""The pipeline: model + sample + constraint -> evidence -> what stays -> shrink -> repair -> check -> result."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from shearling.check import self_check
+from shearling.costs import (
+    Limit,
+    count_macs,
+    count_params,
+    flops_limit,
+    parameters,
+    params_limit,
+    ratio_of,
+    sequence_lengths,
+    whole_macs,
+)
+from shearling.distributed import rank_and_world
+from shearling.errors import ConstraintError, InputError, ModelError
+from shearling.methods import Evidence, Method, Repaired, method_of
+from shearling.models.shrink import shrink
+from shearling.models.structure import Structure, structure_of
+from shearling.report import Cost, Report
+from shearling.sample import Sample, sample_of
+from shearling.stages import Stages, Watcher
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+SAMPLES = 2048
+FEW = 64
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """The result: a smaller model, what stayed in it, and the record of how it came about."""
+
+    model: PreTrainedModel
+    kept: list[Tensor]
+    report: Report
+
+    def save(self, directory: str | os.PathLike[str], *, source: Any = None, force: bool = False) -> Path:
+        """Write a checkpoint that loads with plain `from_pretrained`; `source` is where tokenizer files come from."""
+        from shearling.checkpoint.save import save
+
+        return save(self, directory, source=source, force=force)
+
+    def __str__(self) -> str:
+        return str(self.report)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One measurement of a model; `prune` may be called for as many constraints as you like."""
+
+    structure: Structure
+    sample: Sample
+    method: Method
+    evidence: Evidence
+    seed: int
+    lengths: list[float]
+    seconds: Mapping[str, float]
+    warnings: list[str] = field(default_factory=list)
+    watcher: Watcher | None = None
+
+    def prune(
+        self,
+        *,
+        flops: float | None = None,
+        params: float | None = None,
+        multiple_of: int = 1,
+        check: bool = True,
+    ) -> Pruned:
+        """A smaller copy of the model within every constraint given."""
+        limits = limits_of(self.structure, self.lengths, flops=flops, params=params)
+        stages = Stages(self.watcher)
+        teacher = self.structure
+        kept = self.method.choose(self.evidence, teacher, limits, multiple_of=checked_multiple(multiple_of), stages=stages)
+        if not any(len(units) for units in kept):
+            asked = ", ".join(f"{limit.name}={limit.ratio:g}" for limit in limits)
+            raise ConstraintError(f"{asked} leaves not a single unit in any layer; ask for more.")
+        with stages("shrink"):
+            student = structure_of(shrink(teacher.model, kept))
+        shard = self.sample.shard(*rank_and_world())
+        repairs = self.method.repair(teacher, student, shard, stages=stages)
+        difference = None
+        if check:
+            with stages("check"):
+                difference = self_check(teacher, student, kept, self.sample, limits)
+        return Pruned(student.model, kept, self._report(student, limits, stages, repairs, difference))
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Keep the measurement (not the model or the sample) for another session."""
+        from shearling.checkpoint.plan import save_plan
+
+        return save_plan(self, Path(path))
+
+    def _report(
+        self,
+        student: Structure,
+        limits: Sequence[Limit],
+        stages: Stages,
+        repairs: list[Repaired],
+        difference: float | None,
+    ) -> Report:
+        dense = self.structure
+        length = sum(self.lengths) / len(self.lengths)
+        macs = [whole_macs(s.model, self.sample, length) for s in (dense, student)]
+        return Report(
+            method=self.method.name,
+            settings=asdict(self.method) if hasattr(self.method, "__dataclass_fields__") else {},  # type: ignore[call-overload]
+            constraint={limit.name: limit.ratio for limit in limits},
+            flops=Cost(count_macs(dense, self.lengths), count_macs(student, self.lengths)),
+            params=Cost(count_params(dense), count_params(student)),
+            flops_model=Cost(*macs),
+            params_model=Cost(parameters(dense.model), parameters(student.model)),
+            layers=student.sizes,
+            dense_layers=dense.sizes,
+            seconds={**self.seconds, **stages.seconds},
+            seed=self.seed,
+            examples=self.sample.examples,
+            mean_length=length,
+            fingerprint=self.sample.fingerprint,
+            model_type=dense.model.config.model_type,
+            repairs=repairs,
+            check=difference,
+            warnings=self.warnings,
+        )
+
+
+def measure(
+    model: PreTrainedModel,
+    data: Any,
+    *,
+    method: str | Method = "surgeon",
+    samples: int = SAMPLES,
+    seed: int = 0,
+    watcher: Watcher | None = None,
+) -> Plan:
+    """Look at the model once, over a sample of its data; the plan then prunes to any constraint.
+
+    data     a re-iterable of batches: dicts of tensors, as a DataLoader gives them
+    watcher  called with (stage, done, total) as the work goes on
+    """
+    structure = _prunable(model)
+    chosen = method_of(method)
+    sample = sample_of(data, limit=samples)
+    stages = Stages(watcher)
+    lengths = sequence_lengths(structure, sample)
+    shard = sample.shard(*rank_and_world())
+    evidence = chosen.measure(structure, shard, seed=seed, stages=stages)
+    warnings = []
+    if sample.examples < FEW:
+        warnings.append(f"the sample has only {sample.examples} examples; 2,048 are good, below {FEW} results vary a lot")
+    return Plan(structure, sample, chosen, evidence, seed, lengths, dict(stages.seconds), warnings, watcher)
+
+
+def prune(
+    model: PreTrainedModel,
+    data: Any,
+    *,
+    flops: float | None = None,
+    params: float | None = None,
+    method: str | Method = "surgeon",
+    multiple_of: int = 1,
+    samples: int = SAMPLES,
+    seed: int = 0,
+    watcher: Watcher | None = None,
+) -> Pruned:
+    """Prune once. The model is left untouched; the result holds a smaller copy.
+
+    >>> pruned = shearling.prune(model, batches, flops=0.5)  # doctest: +SKIP
+    """
+    for name, value in {"flops": flops, "params": params}.items():
+        if value is not None:
+            ratio_of(name, value)  # fail before the work, not after
+    if flops is None and params is None:
+        raise ConstraintError("Give a constraint: flops=0.5 or params=0.5 (several may be given together).")
+    plan = measure(model, data, method=method, samples=samples, seed=seed, watcher=watcher)
+    return plan.prune(flops=flops, params=params, multiple_of=multiple_of)
+
+
+def limits_of(
+    structure: Structure, lengths: Sequence[float], *, flops: float | None = None, params: float | None = None
+) -> list[Limit]:
+    """The constraints as tables of costs."""
+    limits = []
+    if flops is not None:
+        limits.append(flops_limit(structure, lengths, ratio_of("flops", flops)))
+    if params is not None:
+        limits.append(params_limit(structure, ratio_of("params", params)))
+    if not limits:
+        raise ConstraintError("Give a constraint: flops=0.5 or params=0.5 (several may be given together).")
+    return limits
+
+
+def checked_multiple(multiple_of: int) -> int:
+    """A multiple that makes sense."""
+    if multiple_of < 1:
+        raise InputError(f"multiple_of={multiple_of} makes no sense; 8 suits most GPUs, 1 means no rounding.")
+    return multiple_of
+
+
+def _prunable(model: PreTrainedModel) -> Structure:
+    """The model's structure, once it is clear that the model can be pruned."""
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "model_type"):
+        raise ModelError(f"Expected a transformers model, got {type(model).__name__}.")
+    if getattr(model, "is_quantized", False):
+        raise ModelError("The model is quantised; prune first and quantise the result.")
+    for name, parameter in model.named_parameters():
+        if parameter.device.type == "meta":
+            raise ModelError(f"'{name}' has no values (meta device); load the model's weights first.")
+        if not torch.isfinite(parameter).all():
+            raise ModelError(f"'{name}' holds NaN or infinite values; the checkpoint is damaged or overflowed.")
+    structure = structure_of(model)
+    if not any(s.units for s in structure.sublayers):
+        raise ModelError("There is no unit left to prune in any layer of this model.")
+    return structure

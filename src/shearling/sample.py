@@ -1,0 +1,179 @@
+"""The calibration examples, as batches that every pass walks over in the same order."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shearling.errors import DataError
+
+LABELS = ("labels", "label", "start_positions", "end_positions")
+HELD_OUT = 8  # one example in eight is kept from fits, to judge them
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some examples: the model's inputs, the labels apart, and each example's number in the sample."""
+
+    inputs: dict[str, Tensor]
+    labels: dict[str, Tensor]
+    indices: Tensor  # [B]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on a device; nothing is copied when it is there already."""
+
+        def moved(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {k: v.to(device, non_blocking=True) for k, v in tensors.items()}
+
+        return Batch(moved(self.inputs), moved(self.labels), self.indices)
+
+    def part(self, start: int, stop: int) -> Batch:
+        """Examples start to stop."""
+
+        def cut(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {k: v[start:stop] for k, v in tensors.items()}
+
+        return Batch(cut(self.inputs), cut(self.labels), self.indices[start:stop])
+
+    def real_tokens(self, mask: str, shape: torch.Size) -> Tensor | None:
+        """[B, S] bool: which tokens are not padding; None when all are, or the mask is not about these tokens."""
+        real = self.inputs.get(mask)
+        if real is None or real.shape != shape or bool(real.all()):
+            return None
+        return real.bool()
+
+    def held_out(self) -> Tensor:
+        """[B] bool: the examples that judge a fit instead of making it."""
+        return self.indices % HELD_OUT == HELD_OUT - 1
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A re-iterable of batches on the host."""
+
+    batches: tuple[Batch, ...]
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    @property
+    def examples(self) -> int:
+        """How many examples there are."""
+        return sum(len(batch) for batch in self.batches)
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether every batch brings labels."""
+        return all(batch.labels for batch in self.batches)
+
+    @property
+    def mean_length(self) -> float | None:
+        """Mean number of real tokens of an example; None where no mask or token ids tell."""
+        total = 0
+        for batch in self.batches:
+            tokens = batch.inputs.get("attention_mask", batch.inputs.get("input_ids"))
+            if tokens is None or tokens.dim() != 2:
+                return None
+            total += int(tokens.sum()) if "attention_mask" in batch.inputs else tokens.numel()
+        return total / self.examples
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 over every tensor: the same sample gives the same report."""
+        digest = hashlib.sha256()
+        for batch in self.batches:
+            for name, value in sorted((batch.inputs | batch.labels).items()):
+                digest.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
+                plain = value.float() if value.dtype == torch.bfloat16 else value
+                digest.update(np.ascontiguousarray(plain.cpu().numpy()).tobytes())
+        return digest.hexdigest()
+
+    def halved(self) -> Sample:
+        """The same examples in batches half as large; for when memory runs out."""
+        if max(map(len, self.batches)) == 1:
+            raise MemoryError("a single example does not fit into memory; use a shorter --max-length")
+        halves = []
+        for batch in self.batches:
+            middle = (len(batch) + 1) // 2
+            halves += [batch.part(0, middle)] + ([batch.part(middle, len(batch))] if len(batch) > 1 else [])
+        return Sample(tuple(halves))
+
+    def shard(self, rank: int, world: int) -> Sample:
+        """Every world-th example, counted from rank: what one process of several works on."""
+        if world == 1:
+            return self
+        parts = []
+        for batch in self.batches:
+            mine = (batch.indices % world == rank).nonzero().flatten()
+            if len(mine):
+                pick = {k: v[mine] for k, v in batch.inputs.items()}
+                parts.append(Batch(pick, {k: v[mine] for k, v in batch.labels.items()}, batch.indices[mine]))
+        return Sample(tuple(parts))
+
+
+def sample_of(data: Any, *, limit: int | None = None) -> Sample:
+    """Any re-iterable of batches as a sample of at most `limit` examples."""
+    if isinstance(data, Sample):
+        return data
+    if isinstance(data, Mapping):
+        data = [data]
+    if not isinstance(data, Iterable):
+        raise DataError(f"The sample must be an iterable of batches (dicts of tensors); got {type(data).__name__}.")
+    batches: list[Batch] = []
+    start = 0
+    for number, raw in enumerate(data):
+        batch = _batch(raw, number, start)
+        if limit is not None and start + len(batch) > limit:
+            batch = batch.part(0, limit - start)
+        start += len(batch)
+        if len(batch):
+            batches.append(batch)
+        if limit is not None and start >= limit:
+            break
+    if not batches:
+        raise DataError("The sample is empty: not one batch came out of it. Give at least one; 2,048 examples are good.")
+    return Sample(tuple(batches))
+
+
+def _batch(raw: Any, number: int, start: int) -> Batch:
+    if not isinstance(raw, Mapping):
+        raise DataError(
+            f"Batch {number} of the sample is a {type(raw).__name__}; expected a dict of tensors such as "
+            "{'input_ids': ..., 'attention_mask': ...}."
+        )
+    tensors = {key: _host(value, key, number) for key, value in raw.items() if value is not None}
+    lengths = {key: len(value) for key, value in tensors.items() if value.dim()}
+    if not lengths or len(set(lengths.values())) != 1:
+        raise DataError(f"The tensors of batch {number} do not agree on the number of examples: {lengths}.")
+    count = next(iter(lengths.values()))
+    labels = {"labels" if k == "label" else k: tensors.pop(k) for k in LABELS if k in tensors}
+    return Batch(tensors, labels, torch.arange(start, start + count))
+
+
+def _host(value: Any, key: str, number: int) -> Tensor:
+    if not isinstance(value, Tensor):
+        try:
+            value = torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DataError(f"'{key}' of batch {number} is not a tensor and cannot be made one: {error}") from None
+    return value.detach().cpu()
+
+
+def uniform(indices: Tensor, count: int, seed: int) -> Tensor:
+    """[B, count] numbers in [0, 1): each row depends on the seed and the example's number alone."""
+    rows = [np.random.Generator(np.random.Philox(key=[seed, int(i)])).random(count) for i in indices]
+    return torch.from_numpy(np.stack(rows))
+
+

@@ -1,0 +1,1 @@
+"""Method `surgeon`: measure, order, allocate, refit. Label-free and one-shot; see docs/method.md."""

@@ -1,0 +1,151 @@
+"""Stage 3 of `surgeon`: how many units each sublayer keeps.
+
+Minimise the sum of the sublayers' errors under a budget, for any table of costs: dynamic programming over a grid of
+costs, rounded up so that the budget always holds, then a fill-in of what rounding left over. When every cost is a
+whole number and the budget fits the grid, the grid is those numbers and the answer is exact.
+
+Several budgets at once become one by weights: a weighted sum of costs, each divided by its budget, may not exceed the
+weighted sum of ones. Whoever meets all budgets meets this one too, so its optimum is a bound, and it is the answer if
+it meets them all. The weights move towards the budgets that are broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shearling.errors import ConstraintError
+
+GRID = 4096
+ROUNDS = 24  # of reweighting, with several budgets
+SLACK = 1e-9  # relative; budgets and costs are floats
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One sublayer's options: keeping `counts[i]` units has error `errors[i]` and costs `costs[c, i]` of budget c."""
+
+    counts: Ints  # [m], ascending
+    errors: Floats  # [m]
+    costs: Floats  # [budgets, m]
+
+
+def allocate(curves: Sequence[Curve], budgets: Sequence[float]) -> list[int]:
+    """The number of units every sublayer keeps. Never over any budget; raises when even the least is."""
+    limits = np.asarray(budgets, dtype=np.float64)
+    least = sum((curve.costs.min(axis=1) for curve in curves), np.zeros(len(limits)))
+    if (least > limits * (1 + SLACK)).any():
+        worst = int(np.argmax(least / np.maximum(limits, 1e-300)))
+        raise ConstraintError(
+            f"The budget is {limits[worst]:.4g}, but the least that can stay costs {least[worst]:.4g}; "
+            f"ask for {least[worst] / max(limits[worst], 1e-300):.3g} times as much."
+        )
+    picks = _solve_one(curves, limits) if len(limits) == 1 else _solve_many(curves, limits)
+    picks = _fill_in(curves, picks, limits)
+    return [int(curve.counts[i]) for curve, i in zip(curves, picks, strict=True)]
+
+
+def _solve_one(curves: Sequence[Curve], limits: Floats) -> list[int]:
+    costs = [curve.costs[0] for curve in curves]
+    return _knapsack([curve.errors for curve in curves], costs, float(limits[0]))
+
+
+def _solve_many(curves: Sequence[Curve], limits: Floats) -> list[int]:
+    shares = [curve.costs / limits[:, None] for curve in curves]  # of each budget
+    errors = [curve.errors for curve in curves]
+    weights = np.full(len(limits), 1 / len(limits))
+    best: tuple[float, list[int]] | None = None
+    tightness = 1.0
+    for _ in range(ROUNDS):
+        picks = _knapsack(errors, [weights @ share for share in shares], tightness)
+        spent = sum((share[:, i] for share, i in zip(shares, picks, strict=True)), np.zeros(len(limits)))
+        if (spent <= 1 + SLACK).all():
+            error = sum(float(e[i]) for e, i in zip(errors, picks, strict=True))
+            if best is None or error < best[0]:
+                best = error, picks
+        weights = weights * np.exp(4 * (spent - 1))  # towards the budgets that are broken
+        weights /= weights.sum()
+    while best is None:  # no weighting met them all: ask for less until one does
+        tightness *= 0.97
+        picks = _knapsack(errors, [weights @ share for share in shares], tightness)
+        spent = sum((share[:, i] for share, i in zip(shares, picks, strict=True)), np.zeros(len(limits)))
+        if (spent <= 1 + SLACK).all():
+            best = 0.0, picks
+    return best[1]
+
+
+def _knapsack(errors: Sequence[Floats], costs: Sequence[Floats], budget: float) -> list[int]:
+    """One option per sublayer with the least total error, by dynamic programming over `GRID` cells of cost."""
+    cells, per_cell = _grid(costs, budget)
+    best = np.zeros(cells + 1)  # least error with at most c cells
+    chosen = np.zeros((len(costs), cells + 1), dtype=np.int32)
+    for row, (error, cost) in enumerate(zip(errors, costs, strict=True)):
+        steps = np.ceil(cost / per_cell * (1 - SLACK)).astype(np.int64)
+        new = np.full(cells + 1, np.inf)
+        for option in _worthwhile(steps, error, cells):
+            step = steps[option]
+            candidate = best[: cells + 1 - step] + error[option]
+            better = candidate < new[step:]
+            new[step:][better] = candidate[better]
+            chosen[row, step:][better] = option
+        best = new
+    if not np.isfinite(best[cells]):  # rounding up hid the only way; the cheapest options are within the budget
+        return [int(np.lexsort((error, cost))[0]) for error, cost in zip(errors, costs, strict=True)]
+    picks = []
+    at = cells
+    for row in reversed(range(len(costs))):
+        option = int(chosen[row, at])
+        picks.append(option)
+        at -= int(np.ceil(costs[row][option] / per_cell * (1 - SLACK)))
+    return picks[::-1]
+
+
+def _grid(costs: Sequence[Floats], budget: float) -> tuple[int, float]:
+    """(cells, cost of a cell): the costs' own unit where they have one and it is not too fine."""
+    whole = all((cost == np.round(cost)).all() for cost in costs)
+    if whole:
+        unit = int(np.gcd.reduce(np.concatenate([cost.astype(np.int64) for cost in costs])))
+        if unit and budget / unit <= 4 * GRID:
+            return int(budget * (1 + SLACK) // unit), float(unit)
+    return GRID, max(budget, 1e-300) / GRID
+
+
+def _worthwhile(steps: Ints, errors: Floats, cells: int) -> list[int]:
+    """The options that no cheaper one beats."""
+    useful: list[int] = []
+    lowest = np.inf
+    for option in np.lexsort((errors, steps)):
+        if steps[option] <= cells and errors[option] < lowest:
+            useful.append(int(option))
+            lowest = errors[option]
+    return useful
+
+
+def _fill_in(curves: Sequence[Curve], picks: list[int], limits: Floats) -> list[int]:
+    """Spend what is left: again and again the step that lowers the error most for its share of the budgets."""
+    picks = list(picks)
+    spent = sum((curve.costs[:, i] for curve, i in zip(curves, picks, strict=True)), np.zeros(len(limits)))
+    room = limits * (1 + SLACK)
+    while True:
+        best: tuple[float, int, int] | None = None
+        for row, curve in enumerate(curves):
+            extra = curve.costs - curve.costs[:, picks[row], None]  # [budgets, m]
+            gain = curve.errors[picks[row]] - curve.errors
+            fits = (spent[:, None] + extra <= room[:, None]).all(0) & (gain > 0)
+            if fits.any():
+                share = np.maximum((extra / np.maximum(limits, 1e-300)[:, None]).max(0), 1e-12)
+                rate = np.where(fits, gain / share, -np.inf)
+                option = int(np.argmax(rate))
+                if best is None or rate[option] > best[0]:
+                    best = float(rate[option]), row, option
+        if best is None:
+            return picks
+        _, row, option = best
+        spent = spent + curves[row].costs[:, option] - curves[row].costs[:, picks[row]]
+        picks[row] = option

@@ -1,0 +1,82 @@
+"""Stage 1 of `surgeon`: one forward and one backward over the sample.
+
+Per sublayer, A = mean h h^T over real tokens and G = mean g g^T, where g is the gradient of the loss at the output of
+the output projection. Their Kronecker product approximates the Fisher information of that projection.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shearling.distributed import add_up
+from shearling.losses import finite, label_losses, sampled_losses
+from shearling.models.structure import Structure
+from shearling.passes import Progress, device_of, differentiable, fast_matmul, flat, frozen, run, silent, watched
+from shearling.sample import Batch, Sample
+
+
+@dataclass
+class Curvature:
+    """The two factors for one sublayer, and the projection they belong to."""
+
+    A: Tensor  # [n, n]
+    G: Tensor  # [D, D]
+    W: Tensor  # [D, n]
+    width: int  # columns per unit
+
+
+def measure(
+    structure: Structure, sample: Sample, *, seed: int = 0, labels: bool = False, progress: Progress = silent
+) -> list[Curvature]:
+    """A and G of every sublayer. The loss is sampled from the model itself unless `labels` are to be used."""
+    model, sublayers = structure.model, structure.sublayers
+    masks = [stack.row.mask for stack in structure.stacks for layer in stack.sublayers for _ in layer]
+    found = [_empty(s.weight.detach(), s.width) for s in sublayers]
+    counts = [torch.zeros((), dtype=torch.float64, device=c.A.device) for c in found]
+    batch = sample.batches[0]
+
+    def on_input(number: int, h: Tensor) -> None:
+        rows = flat(h, batch.real_tokens(masks[number], h.shape[:2])).to(found[number].A.dtype)
+        rows = rows[:, : found[number].A.shape[0]]
+        found[number].A.addmm_(rows.T, rows)
+        counts[number].add_(len(rows))
+
+    def on_output(number: int, output: Tensor) -> None:
+        def on_gradient(gradient: Tensor) -> None:
+            rows = flat(gradient, real).to(found[number].G.dtype)
+            found[number].G.addmm_(rows.T, rows)
+
+        real = batch.real_tokens(masks[number], output.shape[:2])
+        if output.requires_grad:  # a sublayer with no unit left gives a constant
+            output.register_hook(on_gradient)
+
+    with frozen(model), fast_matmul(), watched(sublayers, on_input, on_output), differentiable(structure) as leaves:
+        for done, host_batch in enumerate(sample):
+            batch = host_batch.to(device_of(model))
+            losses = _losses(structure, batch, seed, labels)
+            finite(losses, batch).sum().backward(inputs=leaves)
+            leaves.clear()
+            progress(done + 1, len(sample))
+
+    add_up([t for c, n in zip(found, counts, strict=True) for t in (c.A, c.G, n)])
+    for curvature, count in zip(found, counts, strict=True):
+        curvature.A /= count
+        curvature.G /= count
+    return found
+
+
+def _losses(structure: Structure, batch: Batch, seed: int, labels: bool) -> Tensor:
+    outputs = run(structure.model, batch)
+    if labels:
+        return label_losses(structure.model, outputs, batch)
+    return sampled_losses(structure.model, outputs, batch, seed)
+
+
+def _empty(weight: Tensor, width: int) -> Curvature:
+    dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    out, n = weight.shape
+    A = torch.zeros(n, n, dtype=dtype, device=weight.device)
+    return Curvature(A, torch.zeros(out, out, dtype=dtype, device=weight.device), weight, width)

@@ -1,0 +1,206 @@
+"""Stage 2 of `surgeon`: in which order a sublayer gives up its units, and what each step costs.
+
+Structured optimal brain surgeon. With B = (A + damp mean(diag A) I)^-1, C = W^T G W and S the columns of a unit,
+removing the unit and refitting all other columns raises the estimated loss by
+
+    cost(S) = tr(C_SS B_SS^-1)
+
+and leaves, with R = B_:S B_SS^-1 and F = C_:S - R C_SS / 2,
+
+    B <- B - R B_S:        C <- C - R F^T - F R^T
+
+The greedy order follows from taking the cheapest unit again and again. Only the diagonal blocks of B and C decide, so
+whole updates can wait: the last few (R, B_S:, F) are kept in a panel, a row of B or C is corrected by the panel when
+it is needed, and a full panel is worked in with three matrix products. Sublayers of one shape go in one batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shearling.passes import Progress, silent
+from shearling.surgeon.measure import Curvature
+
+DAMP = 1e-2
+PANEL = 64  # columns
+
+
+@dataclass(frozen=True)
+class Order:
+    """One sublayer's way down: `removed[k]` is the k-th unit to go, `error[k]` the loss once k are gone."""
+
+    removed: Tensor  # [units], host
+    error: Tensor  # [units + 1], host, float64, error[0] = 0
+
+    def kept(self, count: int) -> Tensor:
+        """The units that stay when `count` may, ascending."""
+        return self.removed[len(self.removed) - count :].sort().values
+
+
+def order(curvatures: Sequence[Curvature], *, damp: float = DAMP, progress: Progress = silent) -> list[Order]:
+    """An order for every sublayer; sublayers of the same shape are worked on together."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for i, c in enumerate(curvatures):
+        groups.setdefault((*c.W.shape, c.width, c.A.device), []).append(i)
+    orders: dict[int, Order] = {}
+    total = sum(c.W.shape[1] // c.width for c in curvatures)
+    for members in groups.values():
+        batch = [curvatures[i] for i in members]
+        before = sum(len(o.removed) for o in orders.values())
+
+        def step(done: int, _: int, before: int = before, count: int = len(members)) -> None:
+            progress(before + done * count, total)
+
+        orders |= dict(zip(members, _order_batch(batch, damp, step), strict=True))
+    return [orders[i] for i in range(len(curvatures))]
+
+
+def _order_batch(batch: Sequence[Curvature], damp: float, progress: Progress) -> list[Order]:
+    width = batch[0].width
+    units = batch[0].W.shape[1] // width
+    if units == 0:
+        return [Order(torch.zeros(0, dtype=torch.long), torch.zeros(1, dtype=torch.float64)) for _ in batch]
+    state = _State.start(batch, damp)
+    removed, costs = [], []
+    for step in range(units):
+        unit, cost = state.remove_cheapest()
+        removed.append(unit)
+        costs.append(cost)
+        if step % 256 == 255:
+            progress(step + 1, units)
+    progress(units, units)
+    picks = torch.stack(removed, 1).cpu()  # [L, units]
+    errors = torch.stack(costs, 1).cpu().clamp_min(0).cumsum(1)
+    zero = torch.zeros(1, dtype=torch.float64)
+    return [Order(p, torch.cat([zero, e])) for p, e in zip(picks, errors, strict=True)]
+
+
+class _State:
+    """B and C of L sublayers of one shape, behind a panel of updates that wait."""
+
+    def __init__(self, B: Tensor, C: Tensor, width: int) -> None:
+        self.B, self.C, self.width = B, C, width  # [L, n, n]
+        self.layers = torch.arange(len(B), device=B.device)
+        self._lay_out(torch.arange(B.shape[1] // width, device=B.device).expand(len(B), -1).contiguous())
+
+    @staticmethod
+    def start(batch: Sequence[Curvature], damp: float) -> _State:
+        A = torch.stack([c.A.double() for c in batch])
+        diagonal = A.diagonal(dim1=1, dim2=2)
+        # A sublayer that never fired still needs an inverse; its columns then cost nothing, as they should.
+        scale = diagonal.mean(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny ** 0.5)
+        diagonal.add_(damp * scale)
+        B = torch.cholesky_inverse(torch.linalg.cholesky(A))
+        W = torch.stack([c.W.double() for c in batch])
+        G = torch.stack([c.G.double() for c in batch])
+        return _State(B, W.mT @ G @ W, batch[0].width)
+
+    def _lay_out(self, names: Tensor) -> None:
+        """Start with an empty panel; `names` [L, units] are the units' numbers in the whole sublayer."""
+        count, units = names.shape
+        self.names = names
+        self.alive = torch.ones_like(names, dtype=torch.bool)
+        self.left = units
+        self.diagonal_B = _diagonal_blocks(self.B, self.width)  # [L, units, w, w]
+        self.diagonal_C = _diagonal_blocks(self.C, self.width)
+        self.filled = 0
+        size = max(PANEL, self.width)
+        n = self.B.shape[1]
+        self.panel_R, self.panel_B, self.panel_F = (self.B.new_empty(count, size, n) for _ in range(3))
+
+    def remove_cheapest(self) -> tuple[Tensor, Tensor]:
+        """([L] unit, [L] cost): take the cheapest unit of each sublayer out."""
+        scores = _traces(self.diagonal_C, self.diagonal_B).masked_fill(~self.alive, torch.inf)
+        cost, pick = scores.min(1)
+        name = self.names[self.layers, pick]
+        self.alive[self.layers, pick] = False
+        self.left -= 1
+        self._eliminate(pick)
+        if self.left and self.left <= self.names.shape[1] // 2:
+            self._compact()
+        elif self.filled + self.width > self.panel_R.shape[1]:
+            self._flush()
+        return name, cost
+
+    def _eliminate(self, pick: Tensor) -> None:
+        w, p = self.width, self.filled
+        columns = pick[:, None] * w + torch.arange(w, device=pick.device)  # [L, w]
+        rows_B, rows_C = self._rows(columns)  # [L, w, n]: B_S: and C_S:
+        own_B = _take(rows_B, columns)  # [L, w, w]
+        own_C = _take(rows_C, columns)
+        R = _inverse(own_B) @ rows_B  # R^T
+        F = rows_C - 0.5 * own_C @ R  # F^T
+        new = slice(p, p + w)
+        self.panel_R[:, new], self.panel_B[:, new], self.panel_F[:, new] = R, rows_B, F
+        self.filled += w
+        R_blocks, B_blocks, F_blocks = (_by_unit(rows, w) for rows in (R, rows_B, F))  # [L, units, w, w]
+        self.diagonal_B -= _products(R_blocks, B_blocks)
+        product = _products(R_blocks, F_blocks)
+        self.diagonal_C -= product + product.mT
+
+    def _rows(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows of B and C as they would be had the panel been worked in."""
+        at = self.layers[:, None]
+        rows_B, rows_C = self.B[at, columns], self.C[at, columns]
+        if self.filled:
+            R, B, F = (panel[:, : self.filled] for panel in (self.panel_R, self.panel_B, self.panel_F))
+            R_S, F_S = _take(R, columns).mT, _take(F, columns).mT  # [L, w, p]
+            rows_B = torch.baddbmm(rows_B, R_S, B, alpha=-1)
+            rows_C = torch.baddbmm(torch.baddbmm(rows_C, R_S, F, alpha=-1), F_S, R, alpha=-1)
+        return rows_B, rows_C
+
+    def _flush(self) -> None:
+        R, B, F = (panel[:, : self.filled] for panel in (self.panel_R, self.panel_B, self.panel_F))
+        self.B.baddbmm_(R.mT, B, alpha=-1)
+        self.C.baddbmm_(R.mT, F, alpha=-1).baddbmm_(F.mT, R, alpha=-1)
+        self.filled = 0
+
+    def _compact(self) -> None:
+        """Half the units are gone: go on with matrices of half the size."""
+        self._flush()
+        count = len(self.B)
+        stay = self.alive.nonzero()[:, 1].view(count, -1)  # [L, left]
+        columns = (stay[:, :, None] * self.width + torch.arange(self.width, device=stay.device)).flatten(1)
+        at = self.layers[:, None, None]
+        self.B, self.C = (M[at, columns[:, :, None], columns[:, None, :]] for M in (self.B, self.C))
+        self._lay_out(self.names.gather(1, stay))
+
+
+def _diagonal_blocks(M: Tensor, width: int) -> Tensor:
+    """[L, n, n] -> [L, units, w, w]."""
+    count, n, _ = M.shape
+    blocks = M.view(count, n // width, width, n // width, width)
+    return blocks.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2).clone()
+
+
+def _by_unit(rows: Tensor, width: int) -> Tensor:
+    """[L, w, n] -> [L, units, w, w]."""
+    return rows.unflatten(2, (-1, width)).transpose(1, 2)
+
+
+def _take(rows: Tensor, columns: Tensor) -> Tensor:
+    """rows [L, r, n] at columns [L, w] -> [L, r, w]."""
+    return rows.gather(2, columns[:, None].expand(-1, rows.shape[1], -1))
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """a^T b of every block; the common case of blocks of one is no matrix product at all."""
+    return a * b if a.shape[-1] == 1 else a.mT @ b
+
+
+def _inverse(blocks: Tensor) -> Tensor:
+    return 1 / blocks if blocks.shape[-1] == 1 else torch.linalg.inv(blocks)
+
+
+def _traces(C: Tensor, B: Tensor) -> Tensor:
+    """tr(C_SS B_SS^-1) of every unit; a removed unit's B block is singular and its score is not used."""
+    if B.shape[-1] == 1:
+        return (C / B)[..., 0, 0]
+    eye = torch.eye(B.shape[-1], dtype=B.dtype, device=B.device)
+    safe = B + eye * torch.finfo(B.dtype).tiny
+    inverse, _ = torch.linalg.inv_ex(safe)
+    return (C * inverse.mT).sum((-1, -2)).nan_to_num(nan=torch.inf)

@@ -1,0 +1,61 @@
+"""Stage 4 of `surgeon`: fit what is left of each output projection to what the teacher would have put out.
+
+    min  || h W'^T + b' - y ||^2  +  lambda ( || W' - W ||^2 + || b' - b ||^2 )
+
+over the kept columns, with lambda a share of the mean diagonal of the Gram matrix. The projection is dense anyway, so
+this costs nothing at inference. One example in eight is kept out of the fit to judge it: a sublayer whose fit does not
+carry over keeps its original weights, and the result says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shearling.moments import Moments
+
+RIDGE = 1e-2
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A sublayer's new projection, and the error per token before and after on the examples held out."""
+
+    weight: Tensor  # [D, n]
+    bias: Tensor | None  # [D]
+    before: float
+    after: float
+    kept: bool  # whether the fit is used
+
+
+def refit(weight: Tensor, bias: Tensor | None, fit: Moments, held_out: Moments, *, ridge: float = RIDGE) -> Fit:
+    """The better, on the examples held out, of the ridge fit and the weights as they are."""
+    guarded = float(held_out.count) > 0
+    judge = held_out if guarded else fit
+    before = judge.error(weight, bias)
+    new_weight, new_bias = solve_ridge(weight, bias, fit, ridge)
+    after = judge.error(new_weight, new_bias)
+    if not after < before:
+        return Fit(weight, bias, before, before, kept=False)
+    if guarded:  # it carries over: let the held-out examples have their say too
+        new_weight, new_bias = solve_ridge(weight, bias, fit + held_out, ridge)
+    return Fit(new_weight, new_bias, before, after, kept=True)
+
+
+def solve_ridge(weight: Tensor, bias: Tensor | None, moments: Moments, ridge: float) -> tuple[Tensor, Tensor | None]:
+    """The ridge solution, in float64: the change solves (H^T H + lambda I) change = H^T (y - H W^T)."""
+    gram, cross = moments.with_bias()
+    old = weight.double().T  # [n, D]
+    if bias is None:
+        gram, cross = gram[:-1, :-1], cross[:-1]
+    else:
+        old = torch.cat([old, bias.double()[None]])  # [n + 1, D]
+    if not len(gram):
+        return weight, bias
+    rest = cross - gram @ old
+    damped = gram.clone()
+    damped.diagonal().add_(ridge * gram.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny ** 0.5))
+    new = (old + torch.cholesky_solve(rest, torch.linalg.cholesky(damped))).to(weight.dtype)
+    return (new.T, None) if bias is None else (new[:-1].T, new[-1])

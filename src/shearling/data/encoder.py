@@ -70,7 +70,7 @@ class Encoder:
         return find(rows, self.task, self.label_column)
 
     def tokenize(self, rows: Rows) -> Tokenized:
-        """Model inputs and labels of all rows; long contexts and language-model texts give several or few inputs."""
+        """Model inputs and labels: one per row, but a window each of a long context, and blocks of running text."""
         return self._without_unknown_inputs(_TOKENIZERS[self.task.kind](self, rows))
 
     def batches(self, examples: Tokenized, batch_size: int, *, bucket: bool = True) -> Batches:

@@ -80,7 +80,7 @@ def params_limit(structure: Structure, ratio: float) -> Limit:
 
 
 def _linear(units: int, price: float) -> NDArray[np.float64]:
-    return np.arange(units + 1) * float(price)
+    return np.arange(units + 1, dtype=np.float64) * price
 
 
 def count_macs(structure: Structure, lengths: Sequence[float]) -> float:
@@ -141,7 +141,7 @@ def whole_macs(model: PreTrainedModel, sample: Sample, length: float) -> int:
             model(**{k: v.to(device_of(model)) for k, v in example.items()})
     finally:
         model.set_attn_implementation(before)
-    return counter.get_total_flops() // 2
+    return int(counter.get_total_flops()) // 2
 
 
 def _example_of_length(sample: Sample, length: int) -> dict[str, Tensor]:

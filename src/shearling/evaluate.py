@@ -38,6 +38,10 @@ class Evaluation:
     extra: Mapping[str, float]
     seconds: float
 
+    def __str__(self) -> str:
+        also = "" if self.em is None else f", exact match {self.em:.2f}"
+        return f"{self.task}: {self.metric} {self.value:.2f}{also} on {self.examples:,} examples ({self.seconds:.1f} s)"
+
     def to_json(self) -> dict[str, str | float | int]:
         """The fields of `shearling evaluate --json`."""
         fields: dict[str, str | float | int] = {

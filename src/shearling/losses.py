@@ -33,7 +33,8 @@ def label_losses(model: Any, outputs: Any, batch: Batch) -> Tensor:
         return torch.stack([_span_loss(logits, at) for logits, at in ends]).mean(0)
     if "labels" not in labels or "logits" not in outputs:
         raise DataError("This loss needs labels and a head; prune an embedding model without --labels.")
-    logits, target = outputs.logits.float(), labels["labels"]
+    logits: Tensor = outputs.logits.float()
+    target = labels["labels"]
     if logits.dim() == 3:
         return _token_loss(model, logits, target)
     if is_regression(model.config, logits):
@@ -57,7 +58,7 @@ def sampled_losses(model: Any, outputs: Any, batch: Batch, seed: int) -> Tensor:
         return torch.stack([_drawn_loss(_only(logits.float(), real), draw) for logits, draw in both]).sum(0)
     if "logits" not in outputs:
         return _signed(_embedding(outputs, batch), batch, seed)
-    logits = outputs.logits.float()
+    logits: Tensor = outputs.logits.float()
     if logits.dim() == 3:
         real = _token_mask(batch, logits)
         losses = _drawn_loss(logits, uniform(batch.indices, logits.shape[1], seed))  # [B, S]

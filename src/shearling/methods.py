@@ -6,8 +6,8 @@ Each is a small dataclass that says *what*; the mathematics lives in the stages 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import numpy as np
 import torch
@@ -189,6 +189,20 @@ def method_of(method: str | Method) -> Method:
     if method not in known:
         raise InputError(f"No method '{method}'; there are {', '.join(sorted(known))}.")
     return known[method]()
+
+
+def configured(method: str, **settings: Any) -> Method:
+    """A method by name with those of the settings that it has; the others must not have been changed for it."""
+    chosen = type(method_of(method))
+    known = {f.name: f for f in fields(chosen)}  # type: ignore[arg-type]
+    for name, allowed in (("importance", get_args(Importance)), ("allocation", ("searched", "uniform"))):
+        if name in settings and settings[name] not in allowed:
+            raise InputError(f"{name}={settings[name]!r} is not known; there are {', '.join(allowed)}.")
+    other = Paper if chosen is Surgeon else Surgeon
+    for field in fields(other):
+        if field.name not in known and settings.get(field.name, field.default) != field.default:
+            raise InputError(f"'{field.name}' is an option of method {other.name}, not of {chosen.name}.")
+    return chosen(**{name: value for name, value in settings.items() if name in known})
 
 
 def allocate_counts(

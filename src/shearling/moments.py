@@ -69,7 +69,9 @@ class Moments:
     def error(self, weight: Tensor, bias: Tensor | None) -> float:
         """Mean over tokens of || h W^T + b - y ||^2, for W [D, n]."""
         gram, cross = self.with_bias()
-        edge = torch.zeros(weight.shape[0], dtype=torch.float64, device=weight.device) if bias is None else bias.double()
+        edge = (
+            torch.zeros(weight.shape[0], dtype=torch.float64, device=weight.device) if bias is None else bias.double()
+        )
         full = torch.cat([weight.double(), edge[:, None]], 1)  # [D, n + 1]
         total = ((full @ gram) * full).sum() - 2 * (full * cross.T).sum() + self.y_squared
         return float(total / self.count.clamp_min(1))

@@ -128,7 +128,9 @@ def differentiable(structure: Structure) -> Iterator[list[Tensor]]:
     """Start the gradient at the first layer of each stack; yields the list those inputs are added to."""
     leaves: list[Tensor] = []
 
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def hook(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         hidden, rest, named = split_call(args, kwargs)
         if not hidden.requires_grad:  # layers that share weights come by here once per depth
             hidden = hidden.detach().requires_grad_()

@@ -83,7 +83,9 @@ class Plan:
         limits = limits_of(self.structure, self.lengths, flops=flops, params=params)
         stages = Stages(self.watcher)
         teacher = self.structure
-        kept = self.method.choose(self.evidence, teacher, limits, multiple_of=checked_multiple(multiple_of), stages=stages)
+        kept = self.method.choose(
+            self.evidence, teacher, limits, multiple_of=checked_multiple(multiple_of), stages=stages
+        )
         if not any(len(units) for units in kept):
             asked = ", ".join(f"{limit.name}={limit.ratio:g}" for limit in limits)
             raise ConstraintError(f"{asked} leaves not a single unit in any layer; ask for more.")
@@ -159,7 +161,9 @@ def measure(
     evidence = chosen.measure(structure, shard, seed=seed, stages=stages)
     warnings = []
     if sample.examples < FEW:
-        warnings.append(f"the sample has only {sample.examples} examples; 2,048 are good, below {FEW} results vary a lot")
+        warnings.append(
+            f"the sample has only {sample.examples} examples; 2,048 are good, below {FEW} results vary a lot"
+        )
     return Plan(structure, sample, chosen, evidence, seed, lengths, dict(stages.seconds), warnings, watcher)
 
 

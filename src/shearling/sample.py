@@ -143,7 +143,9 @@ def sample_of(data: Any, *, limit: int | None = None) -> Sample:
         if limit is not None and start >= limit:
             break
     if not batches:
-        raise DataError("The sample is empty: not one batch came out of it. Give at least one; 2,048 examples are good.")
+        raise DataError(
+            "The sample is empty: not one batch came out of it. Give at least one; 2,048 examples are good."
+        )
     return Sample(tuple(batches))
 
 
@@ -165,7 +167,7 @@ def _batch(raw: Any, number: int, start: int) -> Batch:
 def _host(value: Any, key: str, number: int) -> Tensor:
     if not isinstance(value, Tensor):
         try:
-            value = torch.as_tensor(value)
+            return torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise DataError(f"'{key}' of batch {number} is not a tensor and cannot be made one: {error}") from None
     return value.detach().cpu()
@@ -175,5 +177,3 @@ def uniform(indices: Tensor, count: int, seed: int) -> Tensor:
     """[B, count] numbers in [0, 1): each row depends on the seed and the example's number alone."""
     rows = [np.random.Generator(np.random.Philox(key=[seed, int(i)])).random(count) for i in indices]
     return torch.from_numpy(np.stack(rows))
-
-

@@ -24,7 +24,10 @@ METHOD = "shearling"
 class BiasOnly(nn.Module):
     """An output projection with no unit left: its bias, for every token."""
 
-    def __init__(self, linear: nn.Module) -> None:
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(self, linear: Any) -> None:
         super().__init__()
         self.weight, self.bias = linear.weight, linear.bias
         if hasattr(linear, "nf"):
@@ -48,7 +51,7 @@ class Hollow(nn.Module):
         return result if self.returns == 1 else (result, *[None] * (self.returns - 1))
 
 
-def resize(module: nn.Module, rows: int, columns: int) -> None:
+def resize(module: Any, rows: int, columns: int) -> None:
     """Make a linear module [rows, columns]; the values are left to the caller."""
     transposed = hasattr(module, "nf")
     weight, bias = module.weight, module.bias
@@ -103,7 +106,7 @@ class ShearlingQuantizer(HfQuantizer):
     def _process_model_before_weight_loading(self, model: nn.Module, **kwargs: Any) -> None:
         reshape(model, self.quantization_config.edits)
 
-    def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> nn.Module:
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
         del model.hf_quantizer, model.quantization_method
         model.is_quantized = False
         for module in model.modules():

@@ -14,7 +14,9 @@ from shearling.paper.fisher import diagonal
 Importance = Literal["fisher", "magnitude", "gradient", "random"]
 
 
-def importances(kind: Importance, sublayers: Sequence[Sublayer], gradients: Sequence[Tensor], seed: int) -> list[Tensor]:
+def importances(
+    kind: Importance, sublayers: Sequence[Sublayer], gradients: Sequence[Tensor], seed: int
+) -> list[Tensor]:
     """[units] per sublayer, on the host, in float64."""
     generator = torch.Generator().manual_seed(seed)
     found = []

@@ -179,7 +179,8 @@ def _diagonal_blocks(M: Tensor, width: int) -> Tensor:
 
 def _by_unit(rows: Tensor, width: int) -> Tensor:
     """[L, w, n] -> [L, units, w, w]."""
-    return rows.unflatten(2, (-1, width)).transpose(1, 2)
+    blocks: Tensor = rows.unflatten(2, (-1, width))
+    return blocks.transpose(1, 2)
 
 
 def _take(rows: Tensor, columns: Tensor) -> Tensor:
@@ -193,7 +194,7 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _inverse(blocks: Tensor) -> Tensor:
-    return 1 / blocks if blocks.shape[-1] == 1 else torch.linalg.inv(blocks)
+    return blocks.reciprocal() if blocks.shape[-1] == 1 else torch.linalg.inv(blocks)
 
 
 def _traces(C: Tensor, B: Tensor) -> Tensor:

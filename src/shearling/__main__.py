@@ -1,0 +1,6 @@
+"""`python -m shearling`."""
+
+from shearling.cli import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""The commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shearling._version import __version__
+from shearling.cli.evaluate import evaluate
+from shearling.cli.prune import prune
+from shearling.cli.show import show
+
+app = typer.Typer(
+    help="Prune a fine-tuned Transformer in seconds, without retraining.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+for command in (prune, evaluate, show):
+    app.command()(command)
+
+
+def _version(value: bool) -> None:
+    if value:
+        typer.echo(f"shearling {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Prune a fine-tuned Transformer in seconds, without retraining."""

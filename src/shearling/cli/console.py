@@ -1,0 +1,60 @@
+"""What people see: progress and words on stderr, one JSON object on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shearling.stages import Watcher
+
+
+def complain(message: str) -> None:
+    """One clear message on stderr."""
+    from rich.console import Console
+
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {_plain(message)}")
+
+
+def say(message: str, *, quiet: bool = False) -> None:
+    """Words for people, on stderr."""
+    if not quiet:
+        from rich.console import Console
+
+        Console(stderr=True, soft_wrap=True, highlight=False).print(_plain(message))
+
+
+def emit(value: dict[str, Any] | list[Any]) -> None:
+    """The result for machines: exactly one JSON value on stdout."""
+    json.dump(value, sys.stdout)
+    sys.stdout.write("\n")
+
+
+@contextmanager
+def watching(*, quiet: bool = False) -> Iterator[Watcher]:
+    """A bar per stage, with the time left."""
+    if quiet:
+        yield lambda stage, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description:<14}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bars: dict[str, TaskID] = {}
+
+        def watch(stage: str, done: int, total: int) -> None:
+            if stage not in bars:
+                bars[stage] = progress.add_task(stage)
+            progress.update(bars[stage], completed=done, total=total)
+
+        yield watch
+
+
+def _plain(message: str) -> str:
+    from rich.markup import escape
+
+    return escape(message)

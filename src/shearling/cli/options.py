@@ -1,0 +1,48 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from typing import Annotated, Optional
+
+import typer
+
+Model = Annotated[str, typer.Argument(help="A model directory, or an id on the Hub.", show_default=False)]
+Data = Annotated[
+    Optional[str],  # noqa: UP045 - typer reads this at run time on Python 3.10 too
+    typer.Option("--data", help="Examples: jsonl, csv, tsv, parquet or txt, also .gz and .xz."),
+]
+Task = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--task", help="sst2, mnli, squad, ... or classification, regression, embedding, lm, ..."),
+]
+TextColumns = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--text-columns", help="The column(s) with the text, comma-separated, if --task does not tell."),
+]
+LabelColumn = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--label-column", help="The column with the label."),
+]
+Seed = Annotated[int, typer.Option("--seed", help="Draws the sample, and labels from the model.", min=0)]
+Samples = Annotated[int, typer.Option("--samples", help="Examples to calibrate on.", min=1)]
+MaxLength = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--max-length", help="Cut texts to this many tokens.", min=2),
+]
+BatchSize = Annotated[int, typer.Option("--batch-size", help="Examples per batch.", min=1)]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
+Dtype = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--dtype", help="float32, bfloat16, float16; the checkpoint's own unless given."),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace --out if it exists.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no words.")]
+Json = Annotated[bool, typer.Option("--json", help="Exactly one JSON object on stdout.")]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run code that the model brings along; off unless asked for.")
+]
+
+
+def columns(value: str | None) -> list[str] | None:
+    """`a,b` as a list."""
+    return None if value is None else [name.strip() for name in value.split(",") if name.strip()]

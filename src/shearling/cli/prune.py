@@ -1,0 +1,70 @@
+"""`shearling prune`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from shearling.cli import options as o
+
+
+def prune(
+    model: o.Model,
+    data: o.Data = None,
+    task: o.Task = None,
+    flops: Annotated[Optional[float], typer.Option(help="Keep this share of the layers' FLOPs, in (0, 1].")] = None,  # noqa: UP045
+    params: Annotated[Optional[float], typer.Option(help="Keep this share of the layers' parameters.")] = None,  # noqa: UP045
+    out: Annotated[Optional[Path], typer.Option(help="Where to write the pruned model.")] = None,  # noqa: UP045
+    method: Annotated[str, typer.Option(help="surgeon (default), or paper.")] = "surgeon",
+    multiple_of: Annotated[int, typer.Option(help="Round filter counts to multiples of this.", min=1)] = 1,
+    labels: Annotated[bool, typer.Option("--labels", help="surgeon: use the data's labels.")] = False,
+    refit: Annotated[bool, typer.Option("--refit/--no-refit", help="surgeon: refit the output projections.")] = True,
+    importance: Annotated[str, typer.Option(help="paper: fisher, magnitude, gradient or random.")] = "fisher",
+    allocation: Annotated[str, typer.Option(help="paper: searched or uniform.")] = "searched",
+    rearrange: Annotated[bool, typer.Option("--rearrange/--no-rearrange", help="paper: rearrange the masks.")] = True,
+    tune: Annotated[bool, typer.Option("--tune/--no-tune", help="paper: tune the masks.")] = True,
+    text_columns: o.TextColumns = None,
+    label_column: o.LabelColumn = None,
+    seed: o.Seed = 0,
+    samples: o.Samples = 2048,
+    max_length: o.MaxLength = None,
+    batch_size: o.BatchSize = 32,
+    device: o.Device = "auto",
+    dtype: o.Dtype = None,
+    trust_remote_code: o.TrustRemoteCode = False,
+    force: o.Force = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and its cost; write nothing.")] = False,
+    quiet: o.Quiet = False,
+    as_json: o.Json = False,
+) -> None:
+    """Prune MODEL to a constraint, without retraining, and write a smaller model directory."""
+    from shearling.cli.console import emit, say, watching
+    from shearling.jobs import Source, Target, prune_source
+    from shearling.methods import configured
+
+    if out is None and not dry_run:
+        raise typer.BadParameter("say where to write the pruned model, or use --dry-run", param_hint="--out")
+    source = Source(
+        model, data, task, o.columns(text_columns), label_column, max_length, batch_size, samples, seed, device, dtype,
+        trust_remote_code,
+    )  # fmt: skip
+    chosen = configured(
+        method, labels=labels, refit=refit, importance=importance, allocation=allocation, rearrange=rearrange,
+        tune=tune, seed=seed,
+    )  # fmt: skip
+    with watching(quiet=quiet) as watcher:
+        pruned, record = prune_source(
+            source,
+            Target(flops, params, multiple_of),
+            chosen,
+            out=None if dry_run else out,
+            force=force,
+            watcher=watcher,
+        )
+    if as_json:
+        emit(record)
+    else:
+        say(str(pruned), quiet=quiet)
+        say("\n  not written (--dry-run)" if dry_run else f"\n  written to {out}", quiet=quiet)

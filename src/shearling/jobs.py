@@ -1,0 +1,162 @@
+"""Whole jobs on files and directories: what the commands do, without a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shearling.checkpoint.save import check_writable
+from shearling.costs import ratio_of
+from shearling.errors import ConstraintError, ModelError
+from shearling.loading import load_model, load_rows, load_tokenizer
+from shearling.methods import Method, Surgeon
+from shearling.pipeline import SAMPLES, Plan, Pruned, measure
+from shearling.stages import Watcher
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from shearling.data import Batches, Task
+    from shearling.evaluate import Evaluation
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the model and its examples come from, and how to read them."""
+
+    model: str
+    data: str | None = None
+    task: str | None = None
+    text_columns: Sequence[str] | None = None
+    label_column: str | None = None
+    max_length: int | None = None
+    batch_size: int = 32
+    samples: int = SAMPLES
+    seed: int = 0
+    device: str = "auto"
+    dtype: str | None = None
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A source, read."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    task: Task
+    batches: Batches
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the pruned model must meet."""
+
+    flops: float | None = None
+    params: float | None = None
+    multiple_of: int = 1
+
+    def checked(self) -> Target:
+        """Complain about ratios before any work is done."""
+        given = {"flops": self.flops, "params": self.params}
+        for name, value in given.items():
+            if value is not None:
+                ratio_of(f"--{name}", value)
+        if all(value is None for value in given.values()):
+            raise ConstraintError("Give a constraint: --flops 0.5 or --params 0.5 (several may be given together).")
+        return self
+
+
+def read_source(source: Source, *, labels: bool) -> Loaded:
+    """Load the model, its tokenizer and a sample of the data."""
+    from shearling.data import encode, find_task, infer_task
+
+    model = load_model(
+        source.model, device=source.device, dtype=source.dtype, trust_remote_code=source.trust_remote_code
+    )
+    tokenizer = load_tokenizer(source.model, trust_remote_code=source.trust_remote_code)
+    task = find_task(source.task) if source.task else infer_task(model)
+    if source.data is None and task.hub is None:
+        raise ModelError(f"No data: give --data FILE (the task '{task.name}' has no data set of its own on the Hub).")
+    batches = encode(
+        load_rows(source.data, task),
+        tokenizer,
+        task,
+        model_config=model.config,
+        max_length=source.max_length,
+        batch_size=source.batch_size,
+        samples=source.samples,
+        seed=source.seed,
+        labels="require" if labels else "optional",
+        text_columns=source.text_columns,
+        label_column=source.label_column,
+    )
+    return Loaded(model, tokenizer, task, batches)
+
+
+def measure_source(source: Source, method: Method, *, watcher: Watcher | None = None) -> tuple[Plan, Loaded]:
+    """Read a source and measure it."""
+    loaded = read_source(source, labels=_needs_labels(method, source))
+    plan = measure(
+        loaded.model, loaded.batches, method=method, samples=source.samples, seed=source.seed, watcher=watcher
+    )
+    if source.trust_remote_code:
+        plan = replace(plan, warnings=[*plan.warnings, "code that came with the model was run (--trust-remote-code)"])
+    return plan, loaded
+
+
+def prune_source(
+    source: Source,
+    target: Target,
+    method: Method,
+    *,
+    out: Path | None,
+    force: bool = False,
+    watcher: Watcher | None = None,
+) -> tuple[Pruned, dict[str, Any]]:
+    """Prune a model directory; writes `out` unless it is None. Also gives the record that `--json` prints."""
+    target.checked()
+    if out is not None:
+        check_writable(out, force=force)
+    plan, loaded = measure_source(source, method, watcher=watcher)
+    pruned = plan.prune(flops=target.flops, params=target.params, multiple_of=target.multiple_of)
+    if out is not None:
+        local = Path(source.model)
+        pruned.save(out, source=local if local.is_dir() else loaded.tokenizer, force=force)
+    return pruned, pruned.report.to_json() | {"out": None if out is None else str(out)}
+
+
+def evaluate_source(
+    source: Source, *, limit: int | None = None, compiled: bool = False, watcher: Watcher | None = None
+) -> Evaluation:
+    """Score a model directory on labelled data."""
+    from shearling.data import find_task, infer_task
+    from shearling.evaluate import evaluate
+
+    model = load_model(
+        source.model, device=source.device, dtype=source.dtype, trust_remote_code=source.trust_remote_code
+    )
+    task = find_task(source.task) if source.task else infer_task(model)
+    return evaluate(
+        model,
+        load_tokenizer(source.model, trust_remote_code=source.trust_remote_code),
+        load_rows(source.data, task, split="dev"),
+        task,
+        batch_size=source.batch_size,
+        max_length=source.max_length,
+        text_columns=source.text_columns,
+        label_column=source.label_column,
+        compile=compiled,
+        limit=limit,
+        progress=None if watcher is None else partial(watcher, "evaluate"),
+    )
+
+
+def _needs_labels(method: Method, source: Source) -> bool:
+    """Labels are asked for where the method uses them and the task has any."""
+    if isinstance(method, Surgeon):
+        return method.labels
+    return source.task not in ("embedding", "lm", None)

@@ -1,0 +1,119 @@
+"""Models, tokenizers and data as users name them: a directory, a file, or an id on the Hub."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shearling.errors import ModelError, ShearlingError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from shearling.data import Rows, Task
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(
+    name: str, *, device: str = "auto", dtype: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedModel:
+    """The model with the head its checkpoint was saved with, every weight of it from the checkpoint."""
+    from transformers import AutoConfig
+
+    path = Path(name)
+    if path.exists() and not (path / "config.json").is_file():
+        raise ModelError(f"{name} has no config.json: it is not a model directory.")
+    with _told(f"Cannot load the model '{name}'", local=path.exists()):
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+        model, info = _class_of(config, name).from_pretrained(
+            name, dtype=dtype_of(dtype) or "auto", output_loading_info=True, trust_remote_code=trust_remote_code
+        )
+    untrained = sorted(info["missing_keys"])
+    if untrained:
+        raise ModelError(
+            f"{name} has no weights for {_some(untrained)}: this part of the model was never trained. "
+            "Fine-tune the model first, or prune the bare encoder it holds."
+        )
+    loaded: PreTrainedModel = model.eval().to(device_of(device))
+    return loaded
+
+
+def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer that lies beside the model."""
+    from transformers import AutoTokenizer
+
+    with _told(f"Cannot load a tokenizer from '{name}'", local=Path(name).exists()):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    return tokenizer
+
+
+def load_rows(data: str | None, task: Task, *, split: Any = "train", limit: int | None = None) -> Rows:
+    """Rows from a local file, or from the Hub when the task is a known one and no file is given."""
+    from shearling.data import load_task_rows, read_rows
+
+    return load_task_rows(task, split, limit=limit) if data is None else read_rows(data, limit)
+
+
+def device_of(name: str) -> torch.device:
+    """`auto` is the GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"No device '{name}' here: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def dtype_of(name: str | None) -> torch.dtype | None:
+    """A dtype by name; None keeps the checkpoint's own."""
+    if name is None:
+        return None
+    if name not in DTYPES:
+        raise ModelError(f"No dtype '{name}'; there are {', '.join(DTYPES)}.")
+    return DTYPES[name]
+
+
+def _class_of(config: Any, name: str) -> Any:
+    import transformers
+
+    names = config.architectures or []
+    found = getattr(transformers, names[0], None) if names else None
+    if found is None:
+        if names:
+            raise ModelError(f"{name} is a {names[0]}, which transformers {transformers.__version__} does not have.")
+        return transformers.AutoModel
+    return found
+
+
+@contextmanager
+def _told(what: str, *, local: bool) -> Iterator[None]:
+    """Turn what transformers raises into one message; an id that cannot be fetched gets a word on the network."""
+    from transformers.utils import logging as noisy
+
+    level = noisy.get_verbosity()
+    noisy.set_verbosity_error()
+    noisy.disable_progress_bar()
+    try:
+        yield
+    except (ShearlingError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        reason = re.sub(r"\s+", " ", str(error)).strip()[:300] or type(error).__name__
+        hint = "" if local else " It is no directory here; a Hub id needs the network (or a filled cache)."
+        raise ModelError(f"{what}.{hint} {reason}") from error
+    finally:
+        noisy.set_verbosity(level)
+        noisy.enable_progress_bar()
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

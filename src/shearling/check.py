@@ -32,7 +32,7 @@ def self_check(
     for limit in limits:
         if not limit.holds(counts):
             raise CheckFailed(
-                f"The pruned model costs {limit.spent(counts):.6g} {limit.name}, over its budget of {limit.budget:.6g}. "
+                f"The pruned model costs {limit.spent(counts):.6g} {limit.name}, its budget is {limit.budget:.6g}. "
                 "Nothing was saved; please report this with the command you ran."
             )
     return _compare(teacher, student, kept, sample)

@@ -84,37 +84,37 @@ def walk(
 
 
 def _enter(model: nn.Module, stack: Stack, batches: Sequence[Batch]) -> _Lane:
-    """Record what reaches the layers. One full pass tells whether all layers are called alike; if so, the rest stop early."""
+    """Record what reaches the layers. Once a full pass shows that all are called alike, one call per batch will do."""
     lane = _Lane([], [])
     alike = False
     for batch in batches:
-        calls: list[_Call] = []
-        entering: list[Tensor] = []
-
-        def hook(
-            module: nn.Module,
-            args: tuple[Any, ...],
-            kwargs: dict[str, Any],
-            calls: list[_Call] = calls,
-            entering: list[Tensor] = entering,
-        ) -> None:
-            hidden, rest, named = split_call(args, kwargs)
-            if not calls:
-                entering.append(hidden)
-            calls.append(_Call(rest, named))
-            if alike:
-                raise _Stop
-
-        with ExitStack() as hooks:
-            for layer in dict.fromkeys(stack.layers):
-                hooks.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
-            _until_stopped(run, model, batch)
+        hidden, calls = _record(model, stack, batch, first_only=alike)
         if not alike and all(call.same_as(calls[0]) for call in calls):
             alike = True
             calls = calls[:1]
-        lane.hidden.append(entering[0])
+        lane.hidden.append(hidden)
         lane.calls.append(calls)
     return lane
+
+
+def _record(model: nn.Module, stack: Stack, batch: Batch, *, first_only: bool) -> tuple[Tensor, list[_Call]]:
+    """The hidden states that enter the stack, and the call of each layer (or of the first, and no further)."""
+    entering: list[Tensor] = []
+    calls: list[_Call] = []
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        hidden, rest, named = split_call(args, kwargs)
+        if not calls:
+            entering.append(hidden)
+        calls.append(_Call(rest, named))
+        if first_only:
+            raise _Stop
+
+    with ExitStack() as hooks:
+        for layer in dict.fromkeys(stack.layers):
+            hooks.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        _until_stopped(run, model, batch)
+    return entering[0], calls
 
 
 def _until_stopped(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -200,8 +200,10 @@ def _inverse(blocks: Tensor) -> Tensor:
 def _traces(C: Tensor, B: Tensor) -> Tensor:
     """tr(C_SS B_SS^-1) of every unit; a removed unit's B block is singular and its score is not used."""
     if B.shape[-1] == 1:
-        return (C / B)[..., 0, 0]
+        scores: Tensor = C / B
+        return scores[..., 0, 0]
     eye = torch.eye(B.shape[-1], dtype=B.dtype, device=B.device)
     safe = B + eye * torch.finfo(B.dtype).tiny
     inverse, _ = torch.linalg.inv_ex(safe)
-    return (C * inverse.mT).sum((-1, -2)).nan_to_num(nan=torch.inf)
+    traces: Tensor = (C * inverse.mT).sum((-1, -2))
+    return traces.nan_to_num(nan=torch.inf)

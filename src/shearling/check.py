@@ -47,6 +47,9 @@ def _compare(teacher: Structure, student: Structure, kept: Sequence[Tensor], sam
             for dense, sublayer, units in zip(teacher.sublayers, student.sublayers, kept, strict=True):
                 hook = _standing_in(sublayer.weight, sublayer.bias, columns_of(units, dense.width))
                 hooks.callback(dense.out.register_forward_hook(hook).remove)
+                for before, after in zip(dense.inputs, sublayer.inputs, strict=True):
+                    rows = columns_of(units, before.rows, blocks=before.blocks, units=dense.units)
+                    hooks.callback(before.module.register_forward_hook(_feeding(after.module, rows)).remove)
             full = _values(run(teacher.model, batch.to(device_of(teacher.model))))
     worst = 0.0
     for name, value in small.items():
@@ -67,6 +70,15 @@ def _standing_in(weight: Tensor, bias: Tensor | None, columns: Tensor) -> Any:
     def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         h = args[0].index_select(-1, columns.to(args[0].device))
         return F.linear(h, weight.to(h.device), None if bias is None else bias.to(h.device))
+
+    return hook
+
+
+def _feeding(small: nn.Module, rows: Tensor) -> Any:
+    """A hook that gives the kept rows of a projection into the units the pruned one's values."""
+
+    def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        return output.index_copy(-1, rows.to(output.device), small(args[0])) if len(rows) else output
 
     return hook
 

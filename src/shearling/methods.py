@@ -74,6 +74,7 @@ class Surgeon:
 
     name: ClassVar[str] = "surgeon"
     refit: bool = True
+    realign: bool = True
     labels: bool = False
     damp: float = ORDER_DAMP
     ridge: float = RIDGE
@@ -110,8 +111,16 @@ class Surgeon:
             notes.append(Repaired(sublayer.name, result.before, result.after, result.kept, note))
             return True
 
+        def into(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
+            eye = torch.eye(len(fit.gram), dtype=torch.float64, device=fit.gram.device)
+            bias = eye.new_zeros(len(eye)) if sublayer.inputs_have_bias else None
+            result = refit(eye, bias, fit, held_out, ridge=self.ridge)
+            if result.kept:
+                sublayer.fold_inputs(result.weight, result.bias)
+            return True
+
         with stages("refit") as progress:
-            walk(teacher, student, sample, one, progress=progress)
+            walk(teacher, student, sample, one, realign=into if self.realign else None, progress=progress)
         return notes
 
 

@@ -1,9 +1,13 @@
 """Walk teacher and student through their layers together, repairing the student's sublayers on the way up.
 
 At every moment only one layer's inputs are held: for each batch what enters the layer in the teacher and in the
-student. A sublayer's repair sees the student as it is below it, errors included, and the teacher's undamaged output:
+student. A repair sees the student as it is below it, errors included, and the undamaged teacher. It comes at two
+places of a sublayer:
 
-    y = o_T + x_T - x_S      (o: output of the projection, x: residual input)      Eq. 12
+    into the units       the student's input z_S against the teacher's z_T
+    out of the units     the student's h_S against y = o_T + x_T - x_S      (o: output, x: residual input; Eq. 12)
+
+To get there both models run the layer up to that point and stop, so no layer's inner activations are ever kept.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +26,7 @@ from shearling.passes import Progress, device_of, fast_matmul, flat, frozen, run
 from shearling.sample import Batch, Sample
 
 Repair = Callable[[Sublayer, Moments, Moments], bool]  # (student's sublayer, fit, held out) -> go on?
+Point = Literal["in", "h", "out", "end"]  # how far a layer is run: into the units, to h, through the output, all of it
 
 
 class _Stop(BaseException):
@@ -59,10 +64,30 @@ class _Lane:
         return calls[layer] if len(calls) > 1 else calls[0]
 
 
+@dataclass
+class _Seen:
+    """What one run of a layer showed of one sublayer, all [B, S, ...]."""
+
+    z: Tensor | None = None  # input of the projections into the units
+    x: Tensor | None = None  # residual input, over the scale of the output if there is one
+    h: Tensor | None = None  # input of the output projection
+    o: Tensor | None = None  # its output
+    hidden: Tensor | None = None  # output of the layer
+
+
 def walk(
-    teacher: Structure, student: Structure, sample: Sample, repair: Repair, *, progress: Progress = silent
+    teacher: Structure,
+    student: Structure,
+    sample: Sample,
+    repair: Repair,
+    *,
+    realign: Repair | None = None,
+    progress: Progress = silent,
 ) -> None:
-    """Repair every sublayer of the student, bottom-up; ends early when a repair says so."""
+    """Repair every sublayer of the student, bottom-up: first into its units, if asked for, then out of them.
+
+    Ends early when a repair returns False.
+    """
     total = len(teacher.sublayers)
     done = 0
     with frozen(teacher.model), frozen(student.model), torch.inference_mode(), fast_matmul():
@@ -71,16 +96,114 @@ def walk(
             lane_t = _enter(teacher.model, above, batches)
             # The first stack's inputs are embeddings, which pruning leaves alone; a decoder sees the pruned encoder.
             lane_s = _Lane(list(lane_t.hidden), lane_t.calls) if number == 0 else _enter(student.model, below, batches)
-            for depth in range(len(above.layers)):
-                targets = _teach(above, depth, lane_t, batches)
-                for part, sublayer in enumerate(below.sublayers[depth]):
-                    fit, held_out = _observe(below, depth, part, lane_s, targets, batches)
-                    if not repair(sublayer, fit, held_out):
+            for depth, sublayers in enumerate(below.sublayers):
+                for part, sublayer in enumerate(sublayers):
+                    pair = _Pair(above, below, depth, part, lane_t, lane_s, batches)
+                    if realign is not None and sublayer.inputs and sublayer.units:
+                        realign(sublayer, *pair.into_units())
+                    last = part == len(sublayers) - 1
+                    if not repair(sublayer, *pair.out_of_units(advance_teacher=last)):
                         return
                     done += 1
                     progress(done, total)
-                del targets
-                _advance(below, depth, lane_s)
+                for batch in range(len(batches)):
+                    lane_s.hidden[batch] = _probe(below, depth, 0, lane_s, batch, "end").hidden  # type: ignore[call-overload]
+
+
+@dataclass
+class _Pair:
+    """One sublayer in both models."""
+
+    above: Stack
+    below: Stack
+    depth: int
+    part: int
+    lane_t: _Lane
+    lane_s: _Lane
+    batches: Sequence[Batch]
+
+    def into_units(self) -> tuple[Moments, Moments]:
+        """Moments of z_S against z_T: (to fit, held out)."""
+        weight = self._sublayer.weight
+        return self._moments(weight.shape[0], weight.shape[0], self._inputs)
+
+    def out_of_units(self, *, advance_teacher: bool) -> tuple[Moments, Moments]:
+        """Moments of h_S against y; the teacher's lane moves on to the next layer if asked to."""
+        sublayer = self._sublayer
+
+        def pairs(batch: int) -> tuple[Tensor, Tensor]:
+            upto: Point = "end" if advance_teacher else "out"
+            above = _probe(self.above, self.depth, self.part, self.lane_t, batch, upto)
+            below = _probe(self.below, self.depth, self.part, self.lane_s, batch, "h")
+            y = above.o + above.x - below.x  # type: ignore[operator]
+            if advance_teacher:
+                self.lane_t.hidden[batch] = above.hidden  # type: ignore[call-overload]
+            h: Tensor = below.h[..., : sublayer.units * sublayer.width]  # type: ignore[index]
+            return h, y
+
+        return self._moments(sublayer.units * sublayer.width, sublayer.weight.shape[0], pairs)
+
+    @property
+    def _sublayer(self) -> Sublayer:
+        return self.below.sublayers[self.depth][self.part]
+
+    def _inputs(self, batch: int) -> tuple[Tensor, Tensor]:
+        z_t = _probe(self.above, self.depth, self.part, self.lane_t, batch, "in").z
+        z_s = _probe(self.below, self.depth, self.part, self.lane_s, batch, "in").z
+        return z_s, z_t  # type: ignore[return-value]
+
+    def _moments(
+        self, n: int, out: int, pairs: Callable[[int], tuple[Tensor, Tensor]]
+    ) -> tuple[Moments, Moments]:
+        fit, held_out = (Moments.zeros(n, out, self._sublayer.weight) for _ in range(2))
+        for number, batch in enumerate(self.batches):
+            given, wanted = pairs(number)
+            real = batch.real_tokens(self.below.row.mask, given.shape[:2])
+            judge = batch.held_out().to(given.device)
+            for moments, chosen in ((fit, ~judge), (held_out, judge)):
+                rows = chosen[:, None].expand(given.shape[:2])
+                rows = rows if real is None else rows & real
+                moments.add(flat(given, rows), flat(wanted, rows))
+        fit.add_up()
+        held_out.add_up()
+        return fit, held_out
+
+
+def _probe(stack: Stack, depth: int, part: int, lane: _Lane, batch: int, upto: Point) -> _Seen:
+    """Run one layer for one batch up to a point, and tell what passed by."""
+    sublayer = stack.sublayers[depth][part]
+    scale = sublayer.scale
+    seen = _Seen()
+
+    def on_residual(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x = split_call(args, kwargs)[0]
+        seen.x = x if scale is None else x / scale
+
+    def on_z(module: nn.Module, args: tuple[Any, ...]) -> None:
+        seen.z = args[0]
+        if upto == "in":
+            raise _Stop
+
+    def on_h(module: nn.Module, args: tuple[Any, ...]) -> None:
+        seen.h = args[0]
+        if upto == "h":
+            raise _Stop
+
+    def on_o(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        seen.o = output
+        if upto == "out":
+            raise _Stop
+
+    with ExitStack() as hooks:
+        hooks.callback(sublayer.residual.register_forward_pre_hook(on_residual, with_kwargs=True).remove)
+        if sublayer.inputs:
+            hooks.callback(sublayer.inputs[0].module.register_forward_pre_hook(on_z).remove)
+        hooks.callback(sublayer.out.register_forward_pre_hook(on_h).remove)
+        hooks.callback(sublayer.out.register_forward_hook(on_o).remove)
+        call = lane.call(batch, depth)
+        out = _until_stopped(stack.layers[depth], lane.hidden[batch], *call.args, **call.kwargs)
+    seen.hidden = out[0] if isinstance(out, tuple) else out
+    return seen
 
 
 def _enter(model: nn.Module, stack: Stack, batches: Sequence[Batch]) -> _Lane:
@@ -122,80 +245,3 @@ def _until_stopped(function: Callable[..., Any], *args: Any, **kwargs: Any) -> A
         return function(*args, **kwargs)
     except _Stop:
         return None
-
-
-def _forward(stack: Stack, depth: int, lane: _Lane, batch: int) -> Tensor:
-    call = lane.call(batch, depth)
-    out = stack.layers[depth](lane.hidden[batch], *call.args, **call.kwargs)
-    hidden: Tensor = out[0] if isinstance(out, tuple) else out
-    return hidden
-
-
-def _teach(stack: Stack, depth: int, lane: _Lane, batches: Sequence[Batch]) -> list[list[Tensor]]:
-    """[batch][part]: o_T + x_T of each sublayer; the lane moves on to the next layer."""
-    targets: list[list[Tensor]] = []
-    for number in range(len(batches)):
-        residuals: dict[int, Tensor] = {}
-        sums: dict[int, Tensor] = {}
-        with ExitStack() as hooks:
-            for part, sublayer in enumerate(stack.sublayers[depth]):
-                hooks.callback(_see_residual(sublayer, part, residuals))
-                hooks.callback(_see_output(sublayer, part, residuals, sums))
-            lane.hidden[number] = _forward(stack, depth, lane, number)
-        targets.append([sums[part] for part in sorted(sums)])
-    return targets
-
-
-def _see_residual(sublayer: Sublayer, part: int, residuals: dict[int, Tensor]) -> Callable[[], None]:
-    scale = sublayer.scale
-
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        residual = split_call(args, kwargs)[0]
-        residuals[part] = residual if scale is None else residual / scale
-
-    return sublayer.residual.register_forward_pre_hook(hook, with_kwargs=True).remove
-
-
-def _see_output(
-    sublayer: Sublayer, part: int, residuals: dict[int, Tensor], sums: dict[int, Tensor]
-) -> Callable[[], None]:
-    def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        sums[part] = output + residuals[part]
-
-    return sublayer.out.register_forward_hook(hook).remove
-
-
-def _observe(
-    stack: Stack, depth: int, part: int, lane: _Lane, targets: list[list[Tensor]], batches: Sequence[Batch]
-) -> tuple[Moments, Moments]:
-    """Moments of the student's h and y, for the examples that fit and for those held out."""
-    sublayer = stack.sublayers[depth][part]
-    columns = sublayer.units * sublayer.width
-    fit, held_out = (Moments.zeros(columns, sublayer.weight.shape[0], sublayer.weight) for _ in range(2))
-    for number, batch in enumerate(batches):
-        residuals: dict[int, Tensor] = {}
-        seen: list[Tensor] = []
-
-        def hook(module: nn.Module, args: tuple[Any, ...], seen: list[Tensor] = seen) -> None:
-            seen.append(args[0])
-            raise _Stop
-
-        with ExitStack() as hooks:
-            hooks.callback(_see_residual(sublayer, part, residuals))
-            hooks.callback(sublayer.out.register_forward_pre_hook(hook).remove)
-            _until_stopped(_forward, stack, depth, lane, number)
-        h = seen[0][..., :columns]
-        y = targets[number][part] - residuals[part]
-        real = batch.real_tokens(stack.row.mask, h.shape[:2])
-        judge = batch.held_out().to(h.device)
-        for moments, chosen in ((fit, ~judge), (held_out, judge)):
-            rows = chosen[:, None].expand(h.shape[:2]) if real is None else chosen[:, None] & real
-            moments.add(flat(h, rows), flat(y, rows))
-    fit.add_up()
-    held_out.add_up()
-    return fit, held_out
-
-
-def _advance(stack: Stack, depth: int, lane: _Lane) -> None:
-    for number in range(len(lane.hidden)):
-        lane.hidden[number] = _forward(stack, depth, lane, number)

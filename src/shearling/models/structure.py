@@ -95,6 +95,22 @@ class Sublayer:
             if self.bias is not None and bias is not None:
                 self.bias.copy_(bias)
 
+    def fold_inputs(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Have the projections into the units see `weight z + bias` instead of z: [D, D] and [D], in place."""
+        with torch.no_grad():
+            for projection in self.inputs:
+                module = projection.module
+                old = cast(Tensor, module.weight)
+                rows = old.T if is_transposed(module) else old  # [outputs, D]
+                if bias is not None:
+                    cast(Tensor, module.bias).add_((rows.to(bias) @ bias).to(rows))
+                rows.copy_((rows.to(weight) @ weight).to(rows))
+
+    @property
+    def inputs_have_bias(self) -> bool:
+        """Whether a constant can be folded into the projections into the units."""
+        return all(getattr(p.module, "bias", None) is not None for p in self.inputs)
+
     @property
     def scale(self) -> Tensor | None:
         """[D]: what the output is multiplied with before it meets the residual, if anything."""

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from shearling._version import __version__
+from shearling.cli.demo import demo
 from shearling.cli.evaluate import evaluate
 from shearling.cli.prune import prune
 from shearling.cli.show import show
@@ -18,7 +19,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-for command in (prune, evaluate, show):
+for command in (prune, evaluate, show, demo):
     app.command()(command)
 
 

@@ -1,0 +1,58 @@
+"""`shearling demo`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shearling.cli import options as o
+
+if TYPE_CHECKING:
+    from shearling.demo import Demo
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the pruned model and the report go.")] = Path("demo-output"),
+    flops: Annotated[float, typer.Option(help="Keep this share of the layers' FLOPs, in (0, 1].")] = 0.5,
+    samples: Annotated[int, typer.Option(help="Sentences to calibrate on.", min=1)] = 1024,
+    seed: o.Seed = 0,
+    force: o.Force = False,
+    quiet: o.Quiet = False,
+    as_json: o.Json = False,
+) -> None:
+    """Prune a real sentence encoder on this machine and show what became of it."""
+    from shearling.cli.console import emit, say, watching
+    from shearling.demo import demo as run
+
+    say("all-MiniLM-L6-v2, calibrated on Python's own documentation", quiet=quiet or as_json)
+    with watching(quiet=quiet) as watcher:
+        result = run(out, flops=flops, samples=samples, seed=seed, force=force, watcher=watcher)
+    if as_json:
+        emit(result.to_json())
+    elif not quiet:
+        _picture(result)
+
+
+def _picture(result: Demo) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from shearling.demo import summary
+
+    console = Console(stderr=True, highlight=False)
+    console.print(f"\n{escape(str(result.pruned))}\n", soft_wrap=True)
+    table = Table(title=f"on {result.held_out:,} held-out sentences", title_justify="left", show_header=False)
+    for name, value in summary(result):
+        table.add_row(name, f"[bold]{escape(value)}[/]")
+    console.print(table)
+    for example in result.examples:
+        same = example.pruned == example.dense
+        console.print(f"\n[dim]nearest to[/] {escape(example.sentence)}")
+        console.print(f"  [dim]{'before and after' if same else 'before'}[/] {escape(example.dense)}")
+        if not same:
+            console.print(f"  [dim]after[/]  {escape(example.pruned)}")
+    console.print(f"\nThe pruned model is in [bold]{escape(str(result.model))}[/], the report in", end=" ")
+    console.print(f"[bold]{escape(str(result.report))}[/].", soft_wrap=True)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
-from shearling.data.batches import Batch, Batches
-from shearling.data.encoder import make_encoder
-from shearling.data.rows import as_rows
+from shearling.data.batches import Batch, Batches, Tokenized
+from shearling.data.encoder import Encoder, make_encoder
+from shearling.data.rows import Rows, as_rows
 from shearling.data.scores import Reader, score
 from shearling.data.tasks import Task, check_head, find_task, infer_task
 from shearling.errors import DataError, InputError, ModelError
@@ -72,10 +72,69 @@ def evaluate(
 
     `rows` may be Rows, a file, a `datasets.Dataset` or a list of dicts. The model is left as it was.
     """
-    began = time.perf_counter()
+    exam = make_exam(
+        model,
+        tokenizer,
+        rows,
+        task,
+        batch_size=batch_size,
+        max_length=max_length,
+        text_columns=text_columns,
+        label_column=label_column,
+        limit=limit,
+    )
+    return exam.take(model, device=device, compile=compile, progress=progress)
+
+
+@dataclass(frozen=True)
+class Exam:
+    """Labelled rows that several models of one family are scored on: read once, tokenised once."""
+
+    encoder: Encoder
+    rows: Rows
+    batch_size: int = 64
+
+    def take(
+        self,
+        model: PreTrainedModel,
+        *,
+        device: str | torch.device = "auto",
+        compile: bool = False,  # noqa: A002
+        progress: Progress | None = None,
+    ) -> Evaluation:
+        """Score one model; it is left as it was."""
+        began = time.perf_counter()
+
+        def run(batches: Batches, read: Reader | None) -> torch.Tensor:
+            return predict(model, batches, read=read or read_outputs, device=device, compile=compile, progress=progress)
+
+        result = score(self.encoder, self.rows, self.batch_size, run)
+        return Evaluation(
+            task=self.encoder.task.name,
+            metric=result.metric or self.encoder.task.metric,
+            value=result.value,
+            examples=result.examples,
+            em=result.em,
+            extra=result.extra,
+            seconds=time.perf_counter() - began,
+        )
+
+
+def make_exam(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Any,
+    task: Task | str | None = None,
+    *,
+    batch_size: int = 64,
+    max_length: int | None = None,
+    text_columns: Sequence[str] | None = None,
+    label_column: str | None = None,
+    limit: int | None = None,
+) -> Exam:
+    """An exam for `model` and everything pruned from it; complains about rows that do not suit its head."""
     task = infer_task(model) if task is None else find_task(task)
     check_head(model, task)
-    rows = as_rows(rows, limit=limit)
     encoder = make_encoder(
         tokenizer,
         task,
@@ -85,20 +144,19 @@ def evaluate(
         text_columns=text_columns,
         label_column=label_column,
     )
+    return Exam(_Remembering(**vars(encoder)), as_rows(rows, limit=limit), batch_size)
 
-    def run(batches: Batches, read: Reader | None) -> torch.Tensor:
-        return predict(model, batches, read=read or read_outputs, device=device, compile=compile, progress=progress)
 
-    result = score(encoder, rows, batch_size, run)
-    return Evaluation(
-        task=task.name,
-        metric=result.metric or task.metric,
-        value=result.value,
-        examples=result.examples,
-        em=result.em,
-        extra=result.extra,
-        seconds=time.perf_counter() - began,
-    )
+@dataclass(frozen=True)
+class _Remembering(Encoder):
+    """An encoder that tokenises the same rows only once; an exam holds them, so their id stays theirs."""
+
+    memory: dict[int, Tokenized] = field(default_factory=dict, compare=False, repr=False)
+
+    def tokenize(self, rows: Rows) -> Tokenized:
+        if id(rows) not in self.memory:
+            self.memory[id(rows)] = super().tokenize(rows)
+        return self.memory[id(rows)]
 
 
 def read_outputs(outputs: Any, batch: Batch) -> torch.Tensor:

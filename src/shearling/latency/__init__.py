@@ -1,0 +1,1 @@
+"""Time as a constraint: measured on the user's own layers, device and shape."""

@@ -1,0 +1,72 @@
+"""Inputs of a given shape, for timing: what they say does not matter, only how large they are."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from shearling.errors import InputError
+from shearling.passes import device_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ORDINARY = 10  # token ids from here on are words, not padding or other special tokens, in most vocabularies
+
+
+def example_inputs(model: PreTrainedModel, batch_size: int, seq_len: int) -> dict[str, Tensor]:
+    """Random inputs without padding. Models of images and fixed-length audio take their own size for the length.
+
+    No attention mask is given: with one, transformers asks the device whether all of it is ones, which makes the
+    host wait and hides which of the two sets the pace.
+    """
+    for name, value in {"batch size": batch_size, "length": seq_len}.items():
+        if value < 1:
+            raise InputError(f"A {name} of {value} makes no sense; give at least 1.")
+    accepted = inspect.signature(model.forward).parameters
+    config = model.config
+    inputs: dict[str, Tensor] = {}
+    if "pixel_values" in accepted:
+        inputs["pixel_values"] = _images(getattr(config, "vision_config", config), batch_size)
+    if "input_features" in accepted:
+        inputs["input_features"] = torch.randn(batch_size, config.num_mel_bins, 2 * config.max_source_positions)
+    if "input_values" in accepted:
+        inputs["input_values"] = torch.randn(batch_size, (seq_len + 1) * int(config.inputs_to_logits_ratio))
+    if "input_ids" in accepted:
+        inputs["input_ids"] = _tokens(getattr(config, "text_config", config), batch_size, seq_len)
+    if not inputs:
+        raise InputError(
+            f"{type(model).__name__} takes none of input_ids, pixel_values, input_values and input_features; "
+            "give profile(..., inputs={...}) yourself."
+        )
+    if getattr(config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
+        inputs["decoder_input_ids"] = _tokens(config, batch_size, seq_len)
+    return placed(inputs, model)
+
+
+def placed(inputs: dict[str, Tensor], model: PreTrainedModel) -> dict[str, Tensor]:
+    """On the model's device, numbers in its dtype."""
+    device = device_of(model)
+    return {k: v.to(device, model.dtype if v.is_floating_point() else None) for k, v in inputs.items()}
+
+
+def _tokens(config: Any, batch_size: int, seq_len: int) -> Tensor:
+    longest = getattr(config, "max_position_embeddings", None)
+    if isinstance(longest, int) and 0 < longest < seq_len:
+        raise InputError(f"A length of {seq_len} is more than the {longest} positions this model has.")
+    size = int(config.vocab_size)
+    ids = torch.randint(min(ORDINARY, size // 2), size, (batch_size, seq_len))
+    end = getattr(config, "eos_token_id", None)
+    if isinstance(end, int) and 0 <= end < size:
+        ids[ids == end] = size - 1 if end != size - 1 else size - 2
+        ids[:, -1] = end  # some heads look for it
+    return ids
+
+
+def _images(config: Any, batch_size: int) -> Tensor:
+    size = config.image_size
+    height, width = size if isinstance(size, (list, tuple)) else (size, size)
+    return torch.randn(batch_size, getattr(config, "num_channels", 3), height, width)

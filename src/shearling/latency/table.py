@@ -1,0 +1,180 @@
+"""The latency table: what k units of a sublayer take, on one device, at one batch size, length and dtype.
+
+Time on a GPU has two sides that run at once: the host launches the work, the device does it, and the slower of the
+two sets the pace. A table of a GPU therefore holds both (`seconds` of the device, `launch` of the host), each adds up
+over the sublayers, and the forward pass takes the larger sum. On a CPU there is one side only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shearling.latency.validate import validated
+from shearling.models.structure import Structure
+
+FORMAT = 1
+NOISE = 2.0  # spreads; a dip deeper than this is the hardware's own and stays
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The times of one shape of sublayer, shared by all the sublayers of that shape.
+
+    units    the counts that were timed, from 0 to every unit
+    seconds  beyond what the sublayer takes with no unit left (its bias, residual and norm)
+    spread   half the interquartile range of the repeated runs
+    launch   the host's share, where it runs beside the device
+    """
+
+    stack: int
+    kind: str
+    width: int
+    hidden_size: int
+    weights_per_unit: int
+    units: list[int]
+    seconds: list[float]
+    spread: list[float]
+    launch: list[float] | None = None
+
+    @property
+    def shape(self) -> tuple[int, str, int, int, int]:
+        """What makes two sublayers alike: all but their number of units."""
+        return self.stack, self.kind, self.width, self.hidden_size, self.weights_per_unit
+
+    def curve(self, side: str = "seconds") -> Floats:
+        """[units + 1]: the time of every count, noise taken out, straight lines between the counts that were timed."""
+        values = getattr(self, side)
+        clean = without_noise(values, self.spread)
+        return np.interp(np.arange(self.units[-1] + 1), self.units, clean)
+
+
+@dataclass(frozen=True)
+class Table:
+    """All of it; `fixed` is what stays when every unit is gone, `whole` the dense forward pass."""
+
+    device: str
+    device_type: str
+    model_type: str
+    layers: list[dict[str, int]]
+    batch_size: int
+    seq_len: int
+    dtype: str
+    threads: int
+    whole: float
+    fixed: float
+    sublayers: list[Entry]
+    whole_launch: float | None = None
+    fixed_launch: float | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def dense(self) -> float:
+        """Seconds of the dense forward pass: the slower side of it."""
+        return max(self.whole, self.whole_launch or 0.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"format": FORMAT, **asdict(self)}
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the table, complete or not at all."""
+        target = Path(path)
+        partial = target.with_name(target.name + ".part")
+        partial.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
+        partial.replace(target)
+        return target
+
+    def curves(self, structure: Structure, side: str = "seconds") -> list[Floats]:
+        """Per sublayer of the model, [units + 1] seconds."""
+        by_shape = {entry.shape: entry.curve(side) for entry in self.sublayers}
+        found = []
+        for number, sublayer in enumerate(structure.sublayers):
+            curve = by_shape[shape_of(structure, number)] if sublayer.units else np.zeros(1)
+            found.append(curve[: sublayer.units + 1])
+        return found
+
+    def predict(self, structure: Structure, counts: Sequence[int]) -> float:
+        """Seconds of the forward pass with these units left."""
+        sides = [self.fixed + sum(c[n] for c, n in zip(self.curves(structure), counts, strict=True))]
+        if self.fixed_launch is not None:
+            launch = self.curves(structure, "launch")
+            sides.append(self.fixed_launch + sum(c[n] for c, n in zip(launch, counts, strict=True)))
+        return float(max(sides))
+
+    def __str__(self) -> str:
+        shape = f"batch {self.batch_size}, length {self.seq_len}, {self.dtype}"
+        threads = f", {self.threads} threads" if self.device_type == "cpu" else ""
+        lines = [
+            f"{self.model_type} on {self.device}: {shape}{threads}",
+            f"  whole forward pass {milli(self.dense)}, of which {milli(self.fixed)} cannot be pruned",
+        ]
+        for entry in self.sublayers:
+            full, count = entry.curve()[-1], entry.units[-1]
+            word = f"  {entry.kind:<8} {count:>5} units {milli(full)}"
+            if entry.launch is not None:
+                word += f" (launch {milli(entry.curve('launch')[-1])})"
+            lines.append(word + f", {len(entry.units)} counts timed, spread {spread_share(entry):.0%}")
+        return "\n".join(lines)
+
+
+def milli(seconds: float) -> str:
+    """Seconds as people read them."""
+    return f"{1e3 * seconds:.3g} ms"
+
+
+def spread_share(entry: Entry) -> float:
+    """The spread of the runs against the time of all units."""
+    return float(np.median(entry.spread)) / max(entry.seconds[-1], 1e-12)
+
+
+def shape_of(structure: Structure, number: int) -> tuple[int, str, int, int, int]:
+    """What the time of a unit depends on, from the modules as they are."""
+    sublayer = structure.sublayers[number]
+    price = sublayer.weights_per_unit if sublayer.units else 0
+    return _stack_of(structure, number), sublayer.kind, sublayer.width, int(sublayer.weight.shape[0]), price
+
+
+def _stack_of(structure: Structure, number: int) -> int:
+    """Which stack a sublayer belongs to."""
+    for index, stack in enumerate(structure.stacks):
+        number -= sum(len(layer) for layer in stack.sublayers)
+        if number < 0:
+            return index
+    raise IndexError(number)
+
+
+def load_table(path: str | os.PathLike[str]) -> Table:
+    """A table from a file; every field is checked, because people edit files and disks fill up."""
+    record = validated(Path(path))
+    entries = [Entry(**entry) for entry in record.pop("sublayers")]
+    record.pop("format")
+    return Table(**record, sublayers=entries)
+
+
+def without_noise(values: Sequence[float], spread: Sequence[float]) -> Floats:
+    """Pool neighbours that go down no further than the noise: more units do not take less time.
+
+    Plateaus and steps are left exactly as they were measured, and so is a dip that noise cannot explain (hardware
+    does run some sizes faster than smaller ones).
+    """
+    blocks: list[tuple[float, float, int]] = []  # mean, spread, points
+    for value, noise in zip(values, spread, strict=True):
+        block = (float(value), float(noise), 1)
+        while blocks and 0 < blocks[-1][0] - block[0] <= NOISE * (blocks[-1][1] + block[1]):
+            before = blocks.pop()
+            points = before[2] + block[2]
+            mean = (before[0] * before[2] + block[0] * block[2]) / points
+            block = (mean, max(before[1], block[1]), points)
+        blocks.append(block)
+    return np.concatenate([np.full(points, mean) for mean, _, points in blocks])

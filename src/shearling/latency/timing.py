@@ -1,0 +1,120 @@
+"""Clocks, and runs that take turns: what disturbs the machine then disturbs all of them alike."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+Run = Callable[[], object]
+
+HEAD_START = 2e9  # clock ticks a second, about: how long a GPU is kept waiting so that the host gets ahead of it
+LONGEST_WAIT = 2.0  # seconds
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One run: seconds of the device, and of the host where it runs beside the device."""
+
+    seconds: float
+    launch: float | None = None
+
+
+@dataclass(frozen=True)
+class Times:
+    """Repeated runs, summed up by their median and half the interquartile range."""
+
+    median: float
+    spread: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Times:
+        """Of some readings."""
+        low, middle, high = np.percentile(np.asarray(values, dtype=np.float64), (25, 50, 75))
+        return cls(float(middle), float(high - low) / 2)
+
+
+def wall(run: Run, device: torch.device) -> float:
+    """Seconds from the call to the last result: CUDA by events, anything else by the wall clock."""
+    if device.type == "cuda":
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        torch.cuda.synchronize(device)
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def read(run: Run, device: torch.device) -> Reading:
+    """One run; on a GPU both sides of it, apart."""
+    if device.type != "cuda":
+        return Reading(wall(run, device))
+    torch.cuda.synchronize(device)
+    begin = time.perf_counter()
+    run()
+    launch = time.perf_counter() - begin
+    torch.cuda.synchronize(device)
+    # The device is kept busy while the host launches everything; then it works without ever waiting for the host.
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda._sleep(int(HEAD_START * min(1.5 * launch + 1e-4, LONGEST_WAIT)))
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return Reading(start.elapsed_time(end) / 1e3, launch)
+
+
+def in_turns(runs: Sequence[Run], device: torch.device, *, rounds: int = 15, seconds: float = 20.0) -> list[Times]:
+    """Every run once a round, in an order that turns around, after a warm-up: for comparing a few of them."""
+    for run in [*runs, *runs]:
+        wall(run, device)
+    values: list[list[float]] = [[] for _ in runs]
+    begin = time.perf_counter()
+    for number in range(rounds):
+        order = range(len(runs)) if number % 2 == 0 else reversed(range(len(runs)))
+        for index in order:
+            values[index].append(wall(runs[index], device))
+        if number >= 4 and time.perf_counter() - begin > seconds:
+            break
+    return [Times.of(v) for v in values]
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """So many threads on the CPU, and as many as before afterwards."""
+    before = torch.get_num_threads()
+    try:
+        if count is not None:
+            torch.set_num_threads(count)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def device_name(device: torch.device) -> str:
+    """What the maker calls it."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    if device.type == "cpu":
+        return _processor()
+    return device.type
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or "cpu"

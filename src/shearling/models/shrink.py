@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 Kept = Sequence[Tensor]  # per sublayer, the indices of the units that stay, ascending
 
 
-def shrink(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
-    """A smaller copy of the model with only the kept units; the model itself is left as it is."""
+def shrink(model: PreTrainedModel, kept: Kept, *, shared: bool = False) -> PreTrainedModel:
+    """A smaller copy of the model with only the kept units; the model itself is left as it is.
+
+    shared  what is not cut stays the model's own memory: for a copy that is run, never changed, and thrown away
+    """
     from shearling.checkpoint.modeling_shearling import ShearlingConfig, reshape
 
     structure = structure_of(model)
@@ -28,7 +31,8 @@ def shrink(model: PreTrainedModel, kept: Kept) -> PreTrainedModel:
         if len(units) < sublayer.units:
             _cut(sublayer, units, edits, values)
 
-    student = copy.deepcopy(model)
+    memo = {id(p): p for p in model.parameters()} if shared else {}
+    student = copy.deepcopy(model, memo)
     reshape(student, edits)
     parameters = dict(student.base_model.named_parameters())
     with torch.no_grad():

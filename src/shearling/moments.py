@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from shearling.distributed import add_up
+from shearling.passes import add_product_
 
 
 @dataclass
@@ -40,8 +41,8 @@ class Moments:
     def add(self, h: Tensor, y: Tensor) -> None:
         """Take in some tokens: h [t, n], y [t, D]."""
         h, y = h.to(self.gram.dtype), y.to(self.gram.dtype)
-        self.gram.addmm_(h.T, h)
-        self.cross.addmm_(h.T, y)
+        add_product_(self.gram, h, h)
+        add_product_(self.cross, h, y)
         self.h_sum += h.sum(0)
         self.y_sum += y.sum(0)
         self.y_squared += y.square().sum()
@@ -74,4 +75,5 @@ class Moments:
         )
         full = torch.cat([weight.double(), edge[:, None]], 1)  # [D, n + 1]
         total = ((full @ gram) * full).sum() - 2 * (full * cross.T).sum() + self.y_squared
-        return float(total / self.count.clamp_min(1))
+        # A difference of large sums: where the fit is perfect, rounding may dip below zero.
+        return float(total.clamp_min(0) / self.count.clamp_min(1))

@@ -46,11 +46,21 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def fast_matmul() -> Iterator[None]:
-    """TF32 for float32 products on GPUs that have it: sums over tokens do not need the last bits."""
+    """TF32 for the model's own float32 products on GPUs that have it; docs/performance.md has what it changes."""
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("high")
         yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """total += a^T b, in full float32: TF32 would leave Gram matrices that are not positive definite."""
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("highest")
+        total.addmm_(a.T, b)
     finally:
         torch.set_float32_matmul_precision(before)
 

@@ -21,16 +21,49 @@ class Fused:
 
 
 @dataclass(frozen=True)
+class Positions:
+    """Relative positions that are projected head by head, as the tokens are (DeBERTa).
+
+    paths  their own projections; where a variant lacks them, the positions go through those of the tokens
+    span   the attribute that says how far positions reach: a table of 2 x span rows is projected
+    kinds  the attribute that lists the products with that table, one for each projection
+    """
+
+    paths: tuple[str, ...]
+    span: str
+    kinds: str
+
+
+@dataclass(frozen=True)
+class Pick:
+    """An argument of the core that has a slice for every head of the dense model: [., heads, queries, keys].
+
+    One such tensor serves all layers, so it cannot be cut; each layer picks the slices of the heads it kept.
+
+    argument  the name of the core's argument
+    made_by   the method of the core that makes the tensor where none is handed in
+    returned  the place among the core's return values where the whole tensor is handed on; -1 for nowhere
+    """
+
+    argument: str
+    made_by: str = ""
+    returned: int = -1
+
+
+@dataclass(frozen=True)
 class Part:
     """One sublayer of a layer; every path starts at the layer.
 
-    core      the module that turns the sublayer's input into `h`, or into the output when `out` lies inside it
-    inputs    the projections whose rows belong to units; a path that a variant lacks is skipped
-    out       the output projection: masks act on its input `h`
-    residual  the module whose input is the residual `x`; the core, unless a norm comes before it
-    returns   how many values the core returns
-    counters  attributes that count units (or their columns) and shrink with them
-    scale     a parameter that multiplies the output before it meets the residual (LayerScale)
+    core       the module that turns the sublayer's input into `h`, or into the output when `out` lies inside it
+    inputs     the projections whose rows belong to units; a path that a variant lacks is skipped
+    out        the output projection: masks act on its input `h`
+    residual   the module whose input is the residual `x`; the core, unless a norm comes before it
+    returns    how many values the core returns
+    counters   attributes that count units (or their columns) and shrink with them
+    scale      a parameter that multiplies the output before it meets the residual (LayerScale)
+    floor      units that must stay in every layer, where more than the core goes when none is left
+    pick       an argument that has to be indexed by the heads that are left
+    positions  relative positions that are projected too
     """
 
     kind: Kind
@@ -41,6 +74,9 @@ class Part:
     returns: int = 1
     counters: tuple[str, ...] = ()
     scale: str = ""
+    floor: int = 0
+    pick: Pick | None = None
+    positions: Positions | None = None
 
     @property
     def residual_path(self) -> str:
@@ -50,19 +86,40 @@ class Part:
 
 @dataclass(frozen=True)
 class StackRow:
-    """A pile of equal layers: its path from the base model, and which input masks its padding."""
+    """A pile of equal layers. Of several that name the same layers, the first that fits the model is taken.
+
+    layers      the path of the pile, from the base model
+    mask        the input that tells real tokens from padding; empty where there is no padding
+    fallback    the input to use instead where the model was given no inputs for its decoder
+    frames      the method that turns the mask over samples into one over frames (speech)
+    config      where the configuration of this pile lies in the model's, if not at its top
+    heads       the field of that configuration with the number of heads
+    when        a field of that configuration that must be true for this row to fit, or false after a "not "
+    keep_first  units that must stay in the first attention (of each type): the KV cache reads its length there
+    repeats     the field with the number of times each layer runs, where layers share weights
+    """
 
     layers: str
     parts: tuple[Part, ...]
     mask: str = "attention_mask"
+    fallback: str = ""
+    frames: str = ""
     config: str = ""
+    heads: str = "num_attention_heads"
+    when: str = ""
+    keep_first: int = 0
+    repeats: str = ""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One family: the `model_type`s it serves and the stacks of layers in it."""
+    """One family: the `model_type`s it serves and the stacks of layers in it.
+
+    refuses  (field of the configuration, the most it may be, why more cannot be pruned)
+    note     what a user should know, for `shearling architectures`
+    """
 
     model_types: tuple[str, ...]
     stacks: tuple[StackRow, ...]
-    keep_first: int = 0  # units that must stay in the attention of layer 0 (the KV cache reads its length there)
+    refuses: tuple[tuple[str, int, str], ...] = ()
     note: str = ""

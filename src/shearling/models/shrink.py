@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,11 +26,13 @@ def shrink(model: PreTrainedModel, kept: Kept, *, shared: bool = False) -> PreTr
     from shearling.checkpoint.modeling_shearling import ShearlingConfig, reshape
 
     structure = structure_of(model)
+    before = getattr(model.config, "quantization_config", None)  # a pruned model may be pruned again
     edits = empty_edits()
     values: dict[str, Tensor] = {}
     for sublayer, units in zip(structure.sublayers, kept, strict=True):
         if len(units) < sublayer.units:
             _cut(sublayer, units, edits, values)
+            _pick(sublayer, units, before.edits.get("picks", {}) if before else {}, edits)
 
     memo = {id(p): p for p in model.parameters()} if shared else {}
     student = copy.deepcopy(model, memo)
@@ -39,7 +42,6 @@ def shrink(model: PreTrainedModel, kept: Kept, *, shared: bool = False) -> PreTr
         for name, value in values.items():
             parameters[name].copy_(value)
 
-    before = getattr(model.config, "quantization_config", None)  # a pruned model may be pruned again
     student.config.quantization_config = ShearlingConfig(merged(before.edits, edits) if before else edits)
     return student
 
@@ -61,6 +63,16 @@ def _cut(sublayer: Sublayer, kept: Tensor, edits: dict[str, Any], values: dict[s
         edits["bias_only"].append(f"{sublayer.path}.{part.out}")
         inside = part.out.removeprefix(part.core + ".") if part.out.startswith(part.core + ".") else ""
         edits["hollow"][f"{sublayer.path}.{part.core}"] = [inside, part.returns]
+
+
+def _pick(sublayer: Sublayer, kept: Tensor, before: dict[str, Any], edits: dict[str, Any]) -> None:
+    """Add which slices of an argument belong to the kept heads, counted in the dense model."""
+    pick = sublayer.part.pick
+    if pick is None:
+        return
+    path = f"{sublayer.path}.{sublayer.part.core}"
+    dense = before[path]["heads"] if path in before else list(range(sublayer.units))
+    edits["picks"][path] = asdict(pick) | {"heads": [dense[head] for head in kept.tolist()]}
 
 
 def _slice(
@@ -97,12 +109,12 @@ def columns_of(kept: Tensor, width: int, *, blocks: int = 1, units: int = 0) -> 
 
 def empty_edits() -> dict[str, Any]:
     """Edits that change nothing; see `modeling_shearling.reshape`."""
-    return {"linear": {}, "attributes": {}, "bias_only": [], "hollow": {}}
+    return {"linear": {}, "attributes": {}, "bias_only": [], "hollow": {}, "picks": {}}
 
 
 def merged(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """The edits of one pruning after another: sizes are absolute, so the later ones win."""
     return {
-        key: before[key] | value if isinstance(value, dict) else sorted({*before[key], *value})
+        key: before.get(key, {}) | value if isinstance(value, dict) else sorted({*before.get(key, []), *value})
         for key, value in after.items()
     }

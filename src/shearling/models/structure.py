@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -12,20 +12,23 @@ from torch import Tensor, nn
 
 from shearling.errors import UnsupportedArchitecture
 from shearling.models.row import Fused, Kind, Part, Row, StackRow
-from shearling.models.table import ROWS
+from shearling.models.table import ROWS, UNSUPPORTED
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from shearling.sample import Batch
+
 
 @dataclass(frozen=True)
 class Projection:
-    """A projection into the units: `blocks` times `units` times `rows` outputs."""
+    """A projection into the units, of tokens or of relative positions: `blocks` times `units` times `rows` outputs."""
 
     path: str
     module: nn.Module
     blocks: int
     rows: int
+    of_tokens: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +37,8 @@ class Sublayer:
 
     units, width   `h` has units x width columns, a unit's columns side by side
     weight         [D, units x width], the output projection as it acts on `h`
+    floor          units that must stay
+    repeats        how many times the sublayer runs in one forward pass
     """
 
     kind: Kind
@@ -43,7 +48,8 @@ class Sublayer:
     part: Part
     units: int
     width: int
-    floor: int  # units that must stay
+    floor: int = 0
+    repeats: int = 1
 
     def _at(self, path: str) -> nn.Module:
         return self.layer.get_submodule(path)
@@ -69,13 +75,37 @@ class Sublayer:
         return tuple(self._projections())
 
     def _projections(self) -> Iterator[Projection]:
-        for entry in self.part.inputs:
+        positions = self.part.positions.paths if self.part.positions else ()
+        for entry in (*self.part.inputs, *positions):
             fused = entry if isinstance(entry, Fused) else Fused(entry, 1)
             module = find(self.layer, fused.path)
             if module is None:
                 continue
             rows = linear_shape(module)[0] // (fused.blocks * self.units) if self.units else 0
-            yield Projection(fused.path, module, fused.blocks, rows)
+            yield Projection(fused.path, module, fused.blocks, rows, entry not in positions)
+
+    @property
+    def foldable(self) -> tuple[Projection, ...]:
+        """The inputs that see the tokens and nothing else, so that a change of the tokens can be folded into them."""
+        tokens = tuple(p for p in self.inputs if p.of_tokens)
+        return () if self.position_products and len(tokens) == len(self.inputs) else tokens
+
+    @property
+    def position_products(self) -> int:
+        """How many times relative positions are projected, and multiplied with the tokens."""
+        kinds = self._read(self.part.positions.kinds) if self.part.positions and self.position_rows else None
+        return len(kinds) if kinds else 0
+
+    @property
+    def position_rows(self) -> int:
+        """Rows of the table of relative positions."""
+        span = self._read(self.part.positions.span) if self.part.positions else None
+        return 2 * span if span else 0
+
+    def _read(self, attribute: str) -> Any:
+        """An attribute below the layer, or None."""
+        owner, _, name = attribute.rpartition(".")
+        return getattr(find(self.layer, owner), name, None)
 
     @property
     def weight(self) -> Tensor:
@@ -98,7 +128,7 @@ class Sublayer:
     def fold_inputs(self, weight: Tensor, bias: Tensor | None) -> None:
         """Have the projections into the units see `weight z + bias` instead of z: [D, D] and [D], in place."""
         with torch.no_grad():
-            for projection in self.inputs:
+            for projection in self.foldable:
                 module = projection.module
                 old = cast(Tensor, module.weight)
                 rows = old.T if is_transposed(module) else old  # [outputs, D]
@@ -109,36 +139,51 @@ class Sublayer:
     @property
     def inputs_have_bias(self) -> bool:
         """Whether a constant can be folded into the projections into the units."""
-        return all(getattr(p.module, "bias", None) is not None for p in self.inputs)
+        return all(getattr(p.module, "bias", None) is not None for p in self.foldable)
 
     @property
     def scale(self) -> Tensor | None:
         """[D]: what the output is multiplied with before it meets the residual, if anything."""
-        if not self.part.scale:
+        scale = self._read(self.part.scale) if self.part.scale else None
+        if not isinstance(scale, Tensor):
             return None
-        owner, _, attribute = self.part.scale.rpartition(".")
-        return cast("Tensor | None", getattr(self._at(owner), attribute, None))
+        return scale.masked_fill(scale == 0, torch.inf)  # nothing that is put out there can make up for anything
 
     @property
     def weights_per_unit(self) -> int:
-        """Matrix entries that go with one unit: its multiply-accumulates per token, the attention product aside."""
-        into = sum(p.blocks * p.rows * linear_shape(p.module)[1] for p in self.inputs)
-        return int(into + self.width * self.weight.shape[0])
+        """Matrix entries that tokens meet in one unit: its multiply-accumulates per token, products aside."""
+        return int(self._entries(of_tokens=True) + self.width * self.weight.shape[0])
+
+    def _entries(self, *, of_tokens: bool) -> int:
+        inputs = (p for p in self.inputs if p.of_tokens is of_tokens)
+        return sum(p.blocks * p.rows * linear_shape(p.module)[1] for p in inputs)
 
     @property
     def params_per_unit(self) -> int:
         """Parameters that go with one unit, biases of its inputs included."""
         biases = sum(p.blocks * p.rows for p in self.inputs if getattr(p.module, "bias", None) is not None)
-        return self.weights_per_unit + biases
+        return self.weights_per_unit + self._entries(of_tokens=False) + biases
 
 
 @dataclass(frozen=True)
 class Stack:
-    """The layers of one encoder, decoder or tower, in the order they run."""
+    """The layers of one encoder, decoder or tower, in the order they run; where they share weights, each once."""
 
     row: StackRow
     layers: tuple[nn.Module, ...]
     sublayers: tuple[tuple[Sublayer, ...], ...]  # one tuple a layer, in the order they run
+    repeats: int = 1  # how many times the layers run, one after the other
+    frames: Callable[[int, Tensor], Tensor] | None = None  # makes a mask over samples one over frames
+
+    def real_tokens(self, batch: Batch, shape: torch.Size) -> Tensor | None:
+        """[B, S] bool: which of the tokens that come by here are not padding; None when all are."""
+        name = self.row.mask
+        if self.row.fallback and name not in batch.inputs and "decoder_input_ids" not in batch.inputs:
+            name = self.row.fallback
+        mask = batch.inputs.get(name)
+        if self.frames is not None and mask is not None and mask.shape != shape:
+            batch = replace(batch, inputs={name: self.frames(shape[1], mask)})
+        return batch.real_tokens(name, shape)
 
 
 @dataclass(frozen=True)
@@ -163,22 +208,25 @@ class Structure:
 def structure_of(model: PreTrainedModel) -> Structure:
     """Find the row for the model and the modules the row names."""
     row = row_of(model.config.model_type)
-    base = model.base_model
-    stacks = []
-    depth = 0
+    for field, most, reason in row.refuses:
+        if (getattr(model.config, field, 0) or 0) > most:
+            raise UnsupportedArchitecture(
+                f"This {model.config.model_type} has {reason} ({field}={getattr(model.config, field)}). "
+                "`shearling architectures` lists what is supported."
+            )
+    stacks: list[Stack] = []
     for stack_row in row.stacks:
-        pile = find(base, stack_row.layers)
-        if pile is None:
-            continue
         config = getattr(model.config, stack_row.config) if stack_row.config else model.config
-        layers = tuple(cast(nn.ModuleList, pile))
-        views = []
-        for i, layer in enumerate(layers):
-            floor = row.keep_first if i == 0 else 0
-            path = f"{stack_row.layers}.{i}"
-            views.append(tuple(_sublayer(layer, path, part, depth, floor, config) for part in stack_row.parts))
-            depth += 1
-        stacks.append(Stack(stack_row, layers, tuple(views)))
+        pile = find(model.base_model, stack_row.layers)
+        taken = any(stack.row.layers == stack_row.layers for stack in stacks)
+        if pile is not None and not taken and _fits(stack_row, cast(nn.ModuleList, pile), config):
+            depth = sum(len(stack.layers) for stack in stacks)
+            stacks.append(_stack(stack_row, tuple(cast(nn.ModuleList, pile)), config, model.base_model, depth))
+    if not stacks:
+        raise UnsupportedArchitecture(
+            f"{type(model).__name__} does not have the modules that the row for '{model.config.model_type}' names "
+            f"({', '.join(dict.fromkeys(s.layers for s in row.stacks))}); see docs/adding-an-architecture.md."
+        )
     return Structure(model, row, tuple(stacks))
 
 
@@ -189,22 +237,55 @@ def row_of(model_type: str) -> Row:
             return row
     known = [name for row in ROWS for name in row.model_types]
     near = difflib.get_close_matches(model_type, known, n=1, cutoff=0.3) or known[:1]
+    reason = UNSUPPORTED.get(model_type)
+    why = f"'{model_type}' is not supported: {reason}" if reason else f"No row for the architecture '{model_type}'"
     raise UnsupportedArchitecture(
-        f"No row for the architecture '{model_type}'; the nearest that is supported is '{near[0]}'. "
+        f"{why}; the nearest that is supported is '{near[0]}'. "
         "`shearling architectures` lists all of them; docs/adding-an-architecture.md shows how to add one."
     )
 
 
-def _sublayer(layer: nn.Module, path: str, part: Part, depth: int, floor: int, config: Any) -> Sublayer:
-    out = layer.get_submodule(part.out)
-    columns = linear_shape(out)[1]
-    width = _head_width(config) if part.kind == "heads" else 1
-    return Sublayer(part.kind, depth, path, layer, part, columns // width, width, floor if part.kind == "heads" else 0)
+def _fits(row: StackRow, pile: nn.ModuleList, config: Any) -> bool:
+    """Whether the layers have the modules that the row names, and the configuration is as it says."""
+    field = row.when.removeprefix("not ")
+    if field and bool(getattr(config, field, False)) == row.when.startswith("not "):
+        return False
+    return all(find(layer, part.out) is not None for layer in pile for part in row.parts)
 
 
-def _head_width(config: Any) -> int:
+def _stack(row: StackRow, layers: tuple[nn.Module, ...], config: Any, base: nn.Module, depth: int) -> Stack:
+    repeats = int(getattr(config, row.repeats)) if row.repeats else 1
+    first = _first_of_each_type(config, len(layers))
+    views = []
+    for i, layer in enumerate(layers):
+        parts = (_sublayer(layer, f"{row.layers}.{i}", part, depth + i, row, config) for part in row.parts)
+        keep = row.keep_first if i in first else 0
+        views.append(tuple(replace(s, repeats=repeats, floor=_floor(s, keep)) for s in parts))
+    frames = getattr(base, row.frames) if row.frames else None
+    return Stack(row, layers, tuple(views), repeats, frames)
+
+
+def _floor(sublayer: Sublayer, keep: int) -> int:
+    """What must stay, as far as it is still there."""
+    wanted = max(sublayer.part.floor, keep if sublayer.kind == "heads" else 0)
+    return min(wanted, sublayer.units)
+
+
+def _first_of_each_type(config: Any, count: int) -> set[int]:
+    """The first layer, and the first of every other type: masks are made for the length its cache has."""
+    types = getattr(config, "layer_types", None) or []
+    return {0} | {types.index(kind) for kind in set(types[:count])}
+
+
+def _sublayer(layer: nn.Module, path: str, part: Part, depth: int, row: StackRow, config: Any) -> Sublayer:
+    columns = linear_shape(layer.get_submodule(part.out))[1]
+    width = _head_width(config, row.heads) if part.kind == "heads" else 1
+    return Sublayer(part.kind, depth, path, layer, part, columns // width, width)
+
+
+def _head_width(config: Any, field: str) -> int:
     """Columns of `h` per unit of attention: a head, or all query heads that share one key and value head."""
-    heads = int(config.num_attention_heads)
+    heads = int(getattr(config, field))
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     groups = getattr(config, "num_key_value_heads", None) or heads
     return int(size) * (heads // int(groups))

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from shearling.errors import ConstraintError
 
+SLACK = 1e-12  # relative: units that fill the budget exactly must not be lost to rounding
+
 
 @dataclass(frozen=True)
 class Piecewise:
@@ -53,11 +55,10 @@ def search(heads: Sequence[Tensor], filters: Sequence[Tensor], prices: Sequence[
     n = np.arange(len(free_heads) + 1)  # remaining heads beyond the floors
     f = np.full(len(n), len(free_filters), dtype=np.int64)
     for p in prices:
-        fixed = sum(p.head(c) for c in free_heads.floors) + sum(p.filter(c) for c in free_filters.floors)
-        left = p.budget - fixed - n * p.head.slope  # Alg. 2, lines 5 and 8
+        fixed = free_heads.fixed(p.head) + free_filters.fixed(p.filter)
+        left = p.budget * (1 + SLACK) - fixed - n * p.head.slope  # Alg. 2, lines 5 and 8
         affordable = np.floor(left / p.filter.slope) if p.filter.slope else np.where(left >= 0, np.inf, -1)
-        over = np.nan_to_num(affordable, posinf=0) * p.filter.slope > left  # rounding must not break the budget
-        f = np.minimum(f, np.clip(affordable - over, -1, len(free_filters)).astype(np.int64))
+        f = np.minimum(f, np.clip(affordable, -1, len(free_filters)).astype(np.int64))
     feasible = f >= 0
     if not feasible.any():
         raise ConstraintError("The fixed costs of the layers alone exceed the budget; ask for more.")
@@ -72,7 +73,7 @@ class _Free:
     def __init__(self, importances: Sequence[Tensor], floor: int) -> None:
         ranked = [torch.sort(i.double().cpu(), descending=True, stable=True).indices for i in importances]
         self.kept = [r[:floor] for r in ranked]
-        self.floors = [len(k) for k in self.kept]
+        self.sizes = [len(r) for r in ranked]
         rest = [(layer, unit) for layer, r in enumerate(ranked) for unit in r[floor:].tolist()]
         values = np.array([float(importances[layer][unit]) for layer, unit in rest])
         line = np.argsort(-values, kind="stable")
@@ -81,6 +82,10 @@ class _Free:
 
     def __len__(self) -> int:
         return len(self.line)
+
+    def fixed(self, price: Piecewise) -> float:
+        """What the floors cost; a layer pays its overhead even where no unit is bound to stay (Alg. 2, line 5)."""
+        return sum(price(len(k)) if len(k) else price.overhead for k, n in zip(self.kept, self.sizes, strict=True) if n)
 
     def take(self, count: int) -> list[Tensor]:
         """Per layer, the units of the floor and of the first `count` in line."""

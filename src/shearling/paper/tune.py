@@ -38,11 +38,25 @@ def tune(weight: Tensor, bias: Tensor | None, moments: Moments, width: int, *, d
     """The masks for the kept units of one sublayer; weight [D, n], width columns a unit."""
     normal, target = normal_equations(weight, bias, moments, width)
     ones = torch.ones(len(target), dtype=torch.float64, device=target.device)
+    mask = 1 + _solve(normal, target - normal @ ones, damp)
+    return Tuned(mask, moments.error(weight, bias), moments.error(apply(weight, mask, width), bias))
+
+
+def _solve(normal: Tensor, rest: Tensor, damp: float) -> Tensor:
+    """(A^T A + damp^2 I)^-1 rest.
+
+    A^T A is summed in the model's precision, so large activations can leave it indefinite by more than the damping.
+    Then the directions whose eigenvalues drown in that rounding tell nothing, and the masks do not move along them.
+    """
     damped = normal.clone()
     damped.diagonal().add_(damp**2)
-    r = torch.cholesky_solve((target - normal @ ones)[:, None], torch.linalg.cholesky(damped))[:, 0]
-    mask = 1 + r
-    return Tuned(mask, moments.error(weight, bias), moments.error(apply(weight, mask, width), bias))
+    factor, failed = torch.linalg.cholesky_ex(damped)
+    if not failed:
+        return torch.cholesky_solve(rest[:, None], factor)[:, 0]
+    values, vectors = torch.linalg.eigh(normal)
+    told = values > 10 * values[0].abs()
+    solution: Tensor = vectors[:, told] @ ((vectors[:, told].T @ rest) / (values[told] + damp**2))
+    return solution
 
 
 def normal_equations(weight: Tensor, bias: Tensor | None, moments: Moments, width: int) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,18 @@ from torch import Tensor
 from shearling.distributed import add_up
 from shearling.losses import finite, label_losses, sampled_losses
 from shearling.models.structure import Structure
-from shearling.passes import Progress, device_of, differentiable, fast_matmul, flat, frozen, run, silent, watched
+from shearling.passes import (
+    Progress,
+    add_product_,
+    device_of,
+    differentiable,
+    fast_matmul,
+    flat,
+    frozen,
+    run,
+    silent,
+    watched,
+)
 from shearling.sample import Batch, Sample
 
 
@@ -41,13 +52,13 @@ def measure(
     def on_input(number: int, h: Tensor) -> None:
         rows = flat(h, batch.real_tokens(masks[number], h.shape[:2])).to(found[number].A.dtype)
         rows = rows[:, : found[number].A.shape[0]]
-        found[number].A.addmm_(rows.T, rows)
+        add_product_(found[number].A, rows, rows)
         counts[number].add_(len(rows))
 
     def on_output(number: int, output: Tensor) -> None:
         def on_gradient(gradient: Tensor) -> None:
             rows = flat(gradient, real).to(found[number].G.dtype)
-            found[number].G.addmm_(rows.T, rows)
+            add_product_(found[number].G, rows, rows)
 
         real = batch.real_tokens(masks[number], output.shape[:2])
         if output.requires_grad:  # a sublayer with no unit left gives a constant

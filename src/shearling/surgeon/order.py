@@ -94,7 +94,11 @@ class _State:
         # A sublayer that never fired still needs an inverse; its columns then cost nothing, as they should.
         scale = diagonal.mean(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny ** 0.5)
         diagonal.add_(damp * scale)
-        B = torch.cholesky_inverse(torch.linalg.cholesky(A))
+        factor, failed = torch.linalg.cholesky_ex(A)
+        while failed.any():  # rounding left A indefinite: damp those sublayers more
+            diagonal.add_(torch.where(failed > 0, damp * scale[:, 0], 0)[:, None])
+            factor, failed = torch.linalg.cholesky_ex(A)
+        B = torch.cholesky_inverse(factor)
         W = torch.stack([c.W.double() for c in batch])
         G = torch.stack([c.G.double() for c in batch])
         return _State(B, W.mT @ G @ W, batch[0].width)

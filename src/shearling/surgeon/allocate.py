@@ -21,6 +21,7 @@ from shearling.errors import ConstraintError
 
 GRID = 4096
 ROUNDS = 24  # of reweighting, with several budgets
+LEAST = 0.01  # of the budgets to look for a solution with, before settling for the cheapest
 SLACK = 1e-9  # relative; budgets and costs are floats
 
 Floats = NDArray[np.float64]
@@ -39,16 +40,34 @@ class Curve:
 def allocate(curves: Sequence[Curve], budgets: Sequence[float]) -> list[int]:
     """The number of units every sublayer keeps. Never over any budget; raises when even the least is."""
     limits = np.asarray(budgets, dtype=np.float64)
-    least = sum((curve.costs.min(axis=1) for curve in curves), np.zeros(len(limits)))
-    if (least > limits * (1 + SLACK)).any():
-        worst = int(np.argmax(least / np.maximum(limits, 1e-300)))
-        raise ConstraintError(
-            f"The budget is {limits[worst]:.4g}, but the least that can stay costs {least[worst]:.4g}; "
-            f"ask for {least[worst] / max(limits[worst], 1e-300):.3g} times as much."
-        )
+    curves = _affordable(curves, limits)
     picks = _solve_one(curves, limits) if len(limits) == 1 else _solve_many(curves, limits)
     picks = _fill_in(curves, picks, limits)
     return [int(curve.counts[i]) for curve, i in zip(curves, picks, strict=True)]
+
+
+def _affordable(curves: Sequence[Curve], limits: Floats) -> list[Curve]:
+    """Without the options that are over a budget even when all other sublayers take their cheapest."""
+    least = sum((curve.costs.min(axis=1) for curve in curves), np.zeros(len(limits)))
+    if (least > limits * (1 + SLACK)).any():
+        raise ConstraintError(_too_little(least, limits))
+    left = []
+    for curve in curves:
+        others = least - curve.costs.min(axis=1)
+        fits = (others[:, None] + curve.costs <= limits[:, None] * (1 + SLACK)).all(0)
+        if not fits.any():
+            raise ConstraintError(_APART)
+        left.append(Curve(curve.counts[fits], curve.errors[fits], curve.costs[:, fits]))
+    return left
+
+
+_APART = "Each budget can be met alone, but no choice was found that meets all of them; ask for more."
+
+
+def _too_little(least: Floats, limits: Floats) -> str:
+    worst = int(np.argmax(least - limits))
+    words = f"The budget is {limits[worst]:.4g}, but the least that can stay costs {least[worst]:.4g}"
+    return words + (f"; ask for {least[worst] / limits[worst]:.3g} times as much." if limits[worst] > 0 else ".")
 
 
 def _solve_one(curves: Sequence[Curve], limits: Floats) -> list[int]:
@@ -57,27 +76,37 @@ def _solve_one(curves: Sequence[Curve], limits: Floats) -> list[int]:
 
 
 def _solve_many(curves: Sequence[Curve], limits: Floats) -> list[int]:
-    shares = [curve.costs / limits[:, None] for curve in curves]  # of each budget
+    room = np.where(limits > 0, limits, 1.0)  # without a budget only what costs nothing is left
+    shares = [curve.costs / room[:, None] for curve in curves]  # of each budget
     errors = [curve.errors for curve in curves]
     weights = np.full(len(limits), 1 / len(limits))
     best: tuple[float, list[int]] | None = None
     tightness = 1.0
     for _ in range(ROUNDS):
         picks = _knapsack(errors, [weights @ share for share in shares], tightness)
-        spent = sum((share[:, i] for share, i in zip(shares, picks, strict=True)), np.zeros(len(limits)))
+        spent = _total(shares, picks)
         if (spent <= 1 + SLACK).all():
             error = sum(float(e[i]) for e, i in zip(errors, picks, strict=True))
             if best is None or error < best[0]:
                 best = error, picks
         weights = weights * np.exp(4 * (spent - 1))  # towards the budgets that are broken
         weights /= weights.sum()
-    while best is None:  # no weighting met them all: ask for less until one does
+    while best is None and tightness > LEAST:  # no weighting met them all: ask for less until one does
         tightness *= 0.97
         picks = _knapsack(errors, [weights @ share for share in shares], tightness)
-        spent = sum((share[:, i] for share, i in zip(shares, picks, strict=True)), np.zeros(len(limits)))
-        if (spent <= 1 + SLACK).all():
+        if (_total(shares, picks) <= 1 + SLACK).all():
             best = 0.0, picks
-    return best[1]
+    if best is not None:
+        return best[1]
+    cheapest = [int(share.max(axis=0).argmin()) for share in shares]
+    if (_total(shares, cheapest) > 1 + SLACK).any():
+        raise ConstraintError(_APART)
+    return cheapest
+
+
+def _total(shares: Sequence[Floats], picks: Sequence[int]) -> Floats:
+    """[budgets]: what the picks spend of each."""
+    return np.sum([share[:, i] for share, i in zip(shares, picks, strict=True)], axis=0)
 
 
 def _knapsack(errors: Sequence[Floats], costs: Sequence[Floats], budget: float) -> list[int]:
@@ -86,7 +115,7 @@ def _knapsack(errors: Sequence[Floats], costs: Sequence[Floats], budget: float) 
     best = np.zeros(cells + 1)  # least error with at most c cells
     chosen = np.zeros((len(costs), cells + 1), dtype=np.int32)
     for row, (error, cost) in enumerate(zip(errors, costs, strict=True)):
-        steps = np.ceil(cost / per_cell * (1 - SLACK)).astype(np.int64)
+        steps = np.ceil(cost / per_cell * (1 - SLACK)).clip(max=cells + 1).astype(np.int64)
         new = np.full(cells + 1, np.inf)
         for option in _worthwhile(steps, error, cells):
             step = steps[option]
@@ -108,12 +137,14 @@ def _knapsack(errors: Sequence[Floats], costs: Sequence[Floats], budget: float) 
 
 def _grid(costs: Sequence[Floats], budget: float) -> tuple[int, float]:
     """(cells, cost of a cell): the costs' own unit where they have one and it is not too fine."""
-    whole = all((cost == np.round(cost)).all() for cost in costs)
+    if budget <= 0:  # only what costs nothing
+        return 0, 1.0
+    whole = all((cost == np.round(cost)).all() and (cost < 2**53).all() for cost in costs)
     if whole:
         unit = int(np.gcd.reduce(np.concatenate([cost.astype(np.int64) for cost in costs])))
         if unit and budget / unit <= 4 * GRID:
             return int(budget * (1 + SLACK) // unit), float(unit)
-    return GRID, max(budget, 1e-300) / GRID
+    return GRID, budget / GRID
 
 
 def _worthwhile(steps: Ints, errors: Floats, cells: int) -> list[int]:

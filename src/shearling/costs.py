@@ -65,7 +65,9 @@ def ratio_of(name: str, value: object) -> float:
 def macs_per_unit(sublayer: Sublayer, length: float) -> float:
     """Multiply-accumulates of one unit for one example of `length` tokens."""
     product = 2 * length**2 * sublayer.width if sublayer.kind == "heads" else 0.0  # q k^T and its product with v
-    return length * sublayer.weights_per_unit + product
+    positions = sublayer.position_products * sublayer.position_rows * sublayer.width  # projected, then met by tokens
+    once = length * sublayer.weights_per_unit + product + positions * (sublayer.weight.shape[0] + length)
+    return sublayer.repeats * once
 
 
 def flops_limit(structure: Structure, lengths: Sequence[float], ratio: float) -> Limit:
@@ -118,9 +120,10 @@ def sequence_lengths(structure: Structure, sample: Sample) -> list[float]:
             handle.remove()
     lengths: list[float] = []
     for number, stack in enumerate(structure.stacks):
-        mask = batch.inputs.get(stack.row.mask)
-        about_tokens = mask is not None and mask.shape == seen[number]
-        length = _mean_mask(sample, stack.row.mask) if about_tokens else float(seen[number][1])
+        length = float(seen[number][1])
+        mask = batch.inputs.get(stack.mask_of(batch))
+        if mask is not None and (mask.shape == seen[number] or stack.frames is not None):
+            length *= _mean_mask(sample, stack.mask_of(batch)) / mask.shape[1]  # a mask over samples counts frames
         lengths += [length] * sum(len(layer) for layer in stack.sublayers)
     return lengths
 

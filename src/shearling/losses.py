@@ -104,10 +104,9 @@ def _signed(values: Tensor, batch: Batch, seed: int) -> Tensor:
 
 def _embedding(outputs: Any, batch: Batch) -> Tensor:
     """[B, D]: what an embedding model is used for."""
-    for name in ("text_embeds", "image_embeds"):
-        if name in outputs:
-            embeds: Tensor = outputs[name]
-            return embeds.float()
+    embeds = [outputs[name].float() for name in ("text_embeds", "image_embeds") if name in outputs]
+    if embeds and len({len(e) for e in embeds}) == 1:  # two towers: both count
+        return torch.cat(embeds, -1)
     if "last_hidden_state" not in outputs:
         raise ModelError(f"Do not know what to make of outputs {list(outputs)}: neither logits nor hidden states.")
     hidden: Tensor = outputs.last_hidden_state.float()

@@ -27,12 +27,12 @@ def frozen(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, no parameter gradients, no KV cache; everything as it was on the way out, come what may."""
     training = {module: module.training for module in model.modules()}
     wanted = {parameter: parameter.requires_grad for parameter in model.parameters()}
-    config: Any = getattr(model, "config", None)
-    cache = getattr(config, "use_cache", None)
+    configs: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]
+    caching = {id(config): config for config in configs if getattr(config, "use_cache", False)}
     try:
         model.eval()
         model.requires_grad_(False)
-        if cache:
+        for config in caching.values():
             config.use_cache = False
         yield
     finally:
@@ -40,8 +40,8 @@ def frozen(model: nn.Module) -> Iterator[None]:
             module.training = mode
         for parameter, wants in wanted.items():
             parameter.requires_grad_(wants)
-        if cache:
-            config.use_cache = cache
+        for config in caching.values():
+            config.use_cache = True
 
 
 @contextmanager
@@ -102,7 +102,9 @@ def _masking(mask: Tensor, width: int) -> Callable[[nn.Module, Any], Any]:
     def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         h = args[0]
         columns = mask.to(h).repeat_interleave(width, dim=-1)  # [n] or [B, n]
-        return (h * (columns if columns.dim() == 1 else columns[:, None]), *args[1:])
+        if columns.dim() == 2:
+            return ((by_example(h, len(columns)) * columns[:, None]).view_as(h), *args[1:])
+        return (h * columns, *args[1:])
 
     return hook
 
@@ -161,9 +163,12 @@ def split_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, t
     return kwargs["hidden_states"], (), {k: v for k, v in kwargs.items() if k != "hidden_states"}
 
 
+def by_example(values: Tensor, examples: int) -> Tensor:
+    """[B x S, n] -> [B, S, n], for layers that lay the tokens of a batch end to end."""
+    return values.unflatten(0, (examples, -1)) if values.dim() == 2 else values
+
+
 def flat(h: Tensor, real: Tensor | None) -> Tensor:
     """[B, S, n] -> [real tokens, n]."""
     h = h.detach()
-    if h.dim() == 2:
-        return h
     return h.flatten(0, 1) if real is None else h[real]

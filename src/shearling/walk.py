@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from shearling.models.structure import Stack, Structure, Sublayer
 from shearling.moments import Moments
-from shearling.passes import Progress, device_of, fast_matmul, flat, frozen, run, silent, split_call
+from shearling.passes import Progress, by_example, device_of, fast_matmul, flat, frozen, run, silent, split_call
 from shearling.sample import Batch, Sample
 
 Repair = Callable[[Sublayer, Moments, Moments], bool]  # (student's sublayer, fit, held out) -> go on?
@@ -49,7 +49,7 @@ class _Call:
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
-    return a is b or (not isinstance(a, Tensor) and not isinstance(b, Tensor) and bool(a == b))
+    return a is b or (isinstance(a, (str, int, float)) and isinstance(b, (str, int, float)) and a == b)
 
 
 @dataclass
@@ -99,7 +99,7 @@ def walk(
             for depth, sublayers in enumerate(below.sublayers):
                 for part, sublayer in enumerate(sublayers):
                     pair = _Pair(above, below, depth, part, lane_t, lane_s, batches)
-                    if realign is not None and sublayer.inputs and sublayer.units:
+                    if realign is not None and sublayer.foldable and sublayer.units:
                         realign(sublayer, *pair.into_units())
                     last = part == len(sublayers) - 1
                     if not repair(sublayer, *pair.out_of_units(advance_teacher=last)):
@@ -158,7 +158,7 @@ class _Pair:
         fit, held_out = (Moments.zeros(n, out, self._sublayer.weight) for _ in range(2))
         for number, batch in enumerate(self.batches):
             given, wanted = pairs(number)
-            real = batch.real_tokens(self.below.row.mask, given.shape[:2])
+            real = self.below.real_tokens(batch, given.shape[:2])
             judge = batch.held_out().to(given.device)
             for moments, chosen in ((fit, ~judge), (held_out, judge)):
                 rows = chosen[:, None].expand(given.shape[:2])
@@ -174,23 +174,24 @@ def _probe(stack: Stack, depth: int, part: int, lane: _Lane, batch: int, upto: P
     sublayer = stack.sublayers[depth][part]
     scale = sublayer.scale
     seen = _Seen()
+    examples = len(lane.hidden[batch])
 
     def on_residual(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x = split_call(args, kwargs)[0]
+        x = by_example(split_call(args, kwargs)[0], examples)
         seen.x = x if scale is None else x / scale
 
     def on_z(module: nn.Module, args: tuple[Any, ...]) -> None:
-        seen.z = args[0]
+        seen.z = by_example(args[0], examples)
         if upto == "in":
             raise _Stop
 
     def on_h(module: nn.Module, args: tuple[Any, ...]) -> None:
-        seen.h = args[0]
+        seen.h = by_example(args[0], examples)
         if upto == "h":
             raise _Stop
 
     def on_o(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        seen.o = output
+        seen.o = by_example(output, examples)
         if upto == "out":
             raise _Stop
 

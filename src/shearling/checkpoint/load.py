@@ -73,6 +73,8 @@ def check_edits(config: Any, folder: Path) -> None:
         and all(isinstance(p, str) for p in edits["bias_only"])
         and isinstance(edits["hollow"], dict)
         and all(_stub(v) for v in edits["hollow"].values())
+        and isinstance(edits.get("picks", {}), dict)
+        and all(_pick(v) for v in edits.get("picks", {}).values())
     )
     if not ok:
         raise CheckpointError(f"The edits in {folder}/config.json hold values that shearling never writes.")
@@ -88,6 +90,20 @@ def _size(value: Any) -> bool:
 
 def _stub(value: Any) -> bool:
     return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and _count(value[1])
+
+
+def _pick(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"argument", "heads", "made_by", "returned"}
+        and isinstance(value["argument"], str)
+        and isinstance(value["heads"], list)
+        and all(_count(head) for head in value["heads"])
+        and isinstance(value["made_by"], str)
+        and (not value["made_by"] or value["made_by"].isidentifier())
+        and type(value["returned"]) is int
+        and -1 <= value["returned"] < 8
+    )
 
 
 def _model_class(config: dict[str, Any], folder: Path) -> Any:

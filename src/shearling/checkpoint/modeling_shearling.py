@@ -9,6 +9,7 @@ under `quantization_config`, because a quantizer is what transformers lets chang
 and the loading of its weights. Nothing here is quantized; the quantizer takes itself off once the model is loaded.
 """
 
+import inspect
 from typing import Any
 
 import torch
@@ -38,17 +39,71 @@ class BiasOnly(nn.Module):
 
 
 class Hollow(nn.Module):
-    """A sublayer's core with no unit left: hands its input on, or to the output projection inside it."""
+    """A sublayer's core with no unit left: hands its input on, or to the output projection inside it.
 
-    def __init__(self, core: nn.Module, out: str, returns: int) -> None:
+    An argument that the core would hand on to the next layer is still handed on.
+    """
+
+    def __init__(self, core: nn.Module, out: str, returns: int, argument: str = "", returned: int = -1) -> None:
         super().__init__()
         self._modules = core._modules
-        self.out_path, self.returns = out, returns
+        self.out_path, self.returns, self.returned = out, returns, returned
+        self.argument = argument
+        self.place = _place(core, argument) if returned >= 0 else -1
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         hidden = args[0] if args else kwargs["hidden_states"]
         result = self.get_submodule(self.out_path)(hidden) if self.out_path else hidden
-        return result if self.returns == 1 else (result, *[None] * (self.returns - 1))
+        if self.returns == 1:
+            return result
+        values = [result, *[None] * (self.returns - 1)]
+        if self.returned >= 0:
+            values[self.returned] = args[self.place] if self.place < len(args) else kwargs.get(self.argument)
+        return tuple(values)
+
+
+class Picking:
+    """Stands in for the `forward` of a core that kept only some heads, and is handed a tensor with all of them.
+
+    argument  that tensor, [., heads, queries, keys]; one without a slice for each head is left as it is
+    made_by   the method of the core that makes the tensor when none is handed in
+    returned  the place among the core's return values where the whole tensor is handed on, or -1
+    """
+
+    def __init__(self, core: nn.Module, argument: str, heads: list[int], made_by: str, returned: int) -> None:
+        self.core, self.argument, self.heads = core, argument, heads
+        self.made_by, self.returned = made_by, returned
+        self.place = _place(core, argument)
+        self.whole: Any = None
+        if made_by:
+            setattr(core, made_by, self.make)
+
+    def pick(self, whole: torch.Tensor) -> torch.Tensor:
+        """The slices of the heads that are left."""
+        return whole if whole.shape[1] == 1 else torch.stack([whole[:, head] for head in self.heads], dim=1)
+
+    def make(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """What the core makes itself: remembered whole, used in part."""
+        self.whole = getattr(type(self.core), self.made_by)(self.core, *args, **kwargs)
+        return self.pick(self.whole)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = args[self.place] if self.place < len(args) else kwargs.get(self.argument)
+        if given is not None and self.place < len(args):
+            args = (*args[: self.place], self.pick(given), *args[self.place + 1 :])
+        elif given is not None:
+            kwargs = kwargs | {self.argument: self.pick(given)}
+        result = type(self.core).forward(self.core, *args, **kwargs)
+        if self.returned >= 0:
+            whole = self.whole if given is None else given
+            result = (*result[: self.returned], whole, *result[self.returned + 1 :])
+        self.whole = None
+        return result
+
+
+def _place(core: nn.Module, argument: str) -> int:
+    """Where an argument stands when it is not named."""
+    return list(inspect.signature(type(core).forward).parameters).index(argument) - 1  # after self
 
 
 def resize(module: Any, rows: int, columns: int) -> None:
@@ -72,17 +127,38 @@ def reshape(model: nn.Module, edits: dict[str, Any]) -> None:
     attributes  {path.name: value}
     bias_only   [path]                        output projections with no unit left
     hollow      {path: [out, returns]}        cores with no unit left
+    picks       {path: {argument, heads, made_by, returned}}    cores that index an argument by the heads left
+
+    What a smaller class of the same family lacks (a decoder, a tower) is passed over; were it not lacking, the
+    shapes of its weights would not fit, and loading would fail.
     """
     base = getattr(model, "base_model", model)
+    picks = edits.get("picks", {})
     for path, (rows, columns) in edits["linear"].items():
-        resize(base.get_submodule(path), rows, columns)
+        if (linear := _find(base, path)) is not None:
+            resize(linear, rows, columns)
     for path, value in edits["attributes"].items():
         owner, _, name = path.rpartition(".")
-        setattr(base.get_submodule(owner), name, value)
+        if (module := _find(base, owner)) is not None:
+            setattr(module, name, value)
     for path in edits["bias_only"]:
-        _replace(base, path, BiasOnly(base.get_submodule(path)))
-    for path, (out, returns) in edits["hollow"].items():
-        _replace(base, path, Hollow(base.get_submodule(path), out, returns))
+        if (out := _find(base, path)) is not None:
+            _replace(base, path, BiasOnly(out))
+    for path, pick in picks.items():
+        if path not in edits["hollow"] and (core := _find(base, path)) is not None:
+            core.forward = Picking(core, pick["argument"], pick["heads"], pick["made_by"], pick["returned"])
+    for path, (inside, returns) in edits["hollow"].items():
+        core = _find(base, path)
+        if core is not None and not isinstance(core, Hollow):
+            pick = picks.get(path, {})
+            _replace(base, path, Hollow(core, inside, returns, pick.get("argument", ""), pick.get("returned", -1)))
+
+
+def _find(base: nn.Module, path: str) -> Any:
+    try:
+        return base.get_submodule(path)
+    except AttributeError:
+        return None
 
 
 def _replace(base: nn.Module, path: str, module: nn.Module) -> None:

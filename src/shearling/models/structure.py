@@ -177,13 +177,16 @@ class Stack:
 
     def real_tokens(self, batch: Batch, shape: torch.Size) -> Tensor | None:
         """[B, S] bool: which of the tokens that come by here are not padding; None when all are."""
-        name = self.row.mask
-        if self.row.fallback and name not in batch.inputs and "decoder_input_ids" not in batch.inputs:
-            name = self.row.fallback
+        name = self.mask_of(batch)
         mask = batch.inputs.get(name)
         if self.frames is not None and mask is not None and mask.shape != shape:
             batch = replace(batch, inputs={name: self.frames(shape[1], mask)})
         return batch.real_tokens(name, shape)
+
+    def mask_of(self, batch: Batch) -> str:
+        """The input that tells these layers what is padding. A decoder without inputs of its own sees the encoder's."""
+        own = self.row.mask in batch.inputs or "decoder_input_ids" in batch.inputs
+        return self.row.fallback if self.row.fallback and not own else self.row.mask
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import Tensor
 from shearling.distributed import add_up
 from shearling.losses import finite, label_losses, sampled_losses
 from shearling.models.structure import Structure
-from shearling.passes import Progress, device_of, differentiable, fast_matmul, frozen, run, silent, watched
+from shearling.passes import Progress, by_example, device_of, differentiable, fast_matmul, frozen, run, silent, watched
 from shearling.sample import Sample
 
 
@@ -28,7 +28,7 @@ def mask_gradients(
         width = sublayers[number].width
 
         def on_gradient(gradient: Tensor) -> None:
-            products = (h.detach() * gradient).flatten(1, -2).sum(1) if h.dim() > 2 else h.detach() * gradient
+            products = by_example(h.detach() * gradient, len(batch)).sum(1)  # [B, n]
             per_unit = products.unflatten(-1, (-1, width)).sum(-1)  # [B, units]
             pending[number] = pending[number] + per_unit if number in pending else per_unit
 

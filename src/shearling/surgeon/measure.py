@@ -17,6 +17,7 @@ from shearling.models.structure import Structure
 from shearling.passes import (
     Progress,
     add_product_,
+    by_example,
     device_of,
     differentiable,
     fast_matmul,
@@ -44,23 +45,24 @@ def measure(
 ) -> list[Curvature]:
     """A and G of every sublayer. The loss is sampled from the model itself unless `labels` are to be used."""
     model, sublayers = structure.model, structure.sublayers
-    masks = [stack.row.mask for stack in structure.stacks for layer in stack.sublayers for _ in layer]
+    stacks = [stack for stack in structure.stacks for layer in stack.sublayers for _ in layer]
     found = [_empty(s.weight.detach(), s.width) for s in sublayers]
     counts = [torch.zeros((), dtype=torch.float64, device=c.A.device) for c in found]
     batch = sample.batches[0]
 
     def on_input(number: int, h: Tensor) -> None:
-        rows = flat(h, batch.real_tokens(masks[number], h.shape[:2])).to(found[number].A.dtype)
+        h = by_example(h, len(batch))
+        rows = flat(h, stacks[number].real_tokens(batch, h.shape[:2])).to(found[number].A.dtype)
         rows = rows[:, : found[number].A.shape[0]]
         add_product_(found[number].A, rows, rows)
         counts[number].add_(len(rows))
 
     def on_output(number: int, output: Tensor) -> None:
         def on_gradient(gradient: Tensor) -> None:
-            rows = flat(gradient, real).to(found[number].G.dtype)
+            gradient = by_example(gradient, len(batch))
+            rows = flat(gradient, stacks[number].real_tokens(batch, gradient.shape[:2])).to(found[number].G.dtype)
             add_product_(found[number].G, rows, rows)
 
-        real = batch.real_tokens(masks[number], output.shape[:2])
         if output.requires_grad:  # a sublayer with no unit left gives a constant
             output.register_hook(on_gradient)
 

@@ -20,6 +20,8 @@ from shearling.sample import Sample
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from shearling.paper.search import Piecewise
+
 SLACK = 1e-9  # relative; costs are sums of floats
 
 
@@ -31,10 +33,14 @@ class Limit:
     ratio: float
     tables: tuple[NDArray[np.float64], ...]  # per sublayer [units + 1]
     fixed: float = 0.0  # what pruning cannot touch but the ratio counts
+    whole: float | None = None  # what the ratio is of, where that is not the sum of the above
+    pieces: tuple[Piecewise, ...] = ()  # per sublayer, Alg. 2's picture of a table that is not a straight line
 
     @property
     def dense(self) -> float:
         """The cost with every unit."""
+        if self.whole is not None:
+            return self.whole
         return self.fixed + float(sum(table[-1] for table in self.tables))
 
     @property

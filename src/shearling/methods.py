@@ -6,7 +6,7 @@ Each is a small dataclass that says *what*; the mathematics lives in the stages 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import numpy as np
@@ -17,6 +17,7 @@ from shearling.costs import Limit
 from shearling.errors import ConstraintError, InputError
 from shearling.models.structure import Structure, Sublayer
 from shearling.moments import Moments
+from shearling.paper.drop import sublayers_to_drop
 from shearling.paper.fisher import block, mask_gradients
 from shearling.paper.importance import Importance, importances
 from shearling.paper.rearrange import rearrange
@@ -130,6 +131,7 @@ class Paper:
 
     importance  what a unit is worth in the search
     allocation  `searched` (Alg. 1, 2), or `uniform`: the same ratio in every layer
+    drop_sublayers  where the layers' overheads alone exceed a latency, drop whole sublayers until they do not
     """
 
     name: ClassVar[str] = "paper"
@@ -139,6 +141,7 @@ class Paper:
     tune: bool = True
     damp: float = TUNE_DAMP
     seed: int = 0
+    drop_sublayers: bool = True
 
     def measure(self, structure: Structure, sample: Sample, *, seed: int, stages: Stages) -> list[Tensor]:
         """Per-example gradients of the masks; against a sampled loss where the data has no labels."""
@@ -156,8 +159,8 @@ class Paper:
             worth = importances(self.importance, sublayers, evidence, self.seed)
             if self.allocation == "uniform":
                 kept = _best(worth, _uniform_counts(sublayers, limits))
-            elif multiple_of == 1 and (prices := _prices(sublayers, limits)):
-                kept = _searched(sublayers, worth, prices)
+            elif multiple_of == 1 and _prices(sublayers, limits):
+                kept = _searched(sublayers, worth, limits, drop=self.drop_sublayers)
             else:  # Differs from the paper: prices that vary between layers need the general solver
                 lost = [np.concatenate([[0.0], np.cumsum(np.sort(w.numpy()))])[::-1] for w in worth]
                 kept = _best(worth, allocate_counts(sublayers, lost, limits, multiple_of))
@@ -228,30 +231,69 @@ def allocate_counts(
     try:
         return allocate(curves, [limit.budget for limit in limits])
     except ConstraintError as error:
-        asked = ", ".join(f"{limit.name}={limit.ratio:g}" for limit in limits)
-        raise ConstraintError(f"{asked} cannot be met. {error}") from None
+        raise ConstraintError(f"{asked(limits)} cannot be met. {error}") from None
+
+
+def asked(limits: Sequence[Limit]) -> str:
+    """The constraints in words, each once."""
+    return ", ".join(dict.fromkeys(f"{limit.name}={limit.ratio:g}" for limit in limits))
 
 
 def _prices(sublayers: Sequence[Sublayer], limits: Sequence[Limit]) -> list[Prices]:
-    """The limits as Alg. 1 wants them; empty where units of a kind differ in price, or some must stay."""
+    """The limits as Alg. 1 and 2 want them; empty where units of a kind differ in price, or some must stay."""
     if any(s.floor for s in sublayers):
         return []
     prices = []
     for limit in limits:
-        slopes: dict[str, set[float]] = {"heads": set(), "filters": set()}
-        for sublayer, table in zip(sublayers, limit.tables, strict=True):
+        found: dict[str, set[Piecewise]] = {"heads": set(), "filters": set()}
+        for sublayer, piece in zip(sublayers, _pieces(sublayers, limit), strict=True):
             if sublayer.units:
-                slopes[sublayer.kind].add(round(float(table[-1]) / sublayer.units, 6))
-        if any(len(values) > 1 for values in slopes.values()):
+                found[sublayer.kind].add(piece)
+        if any(len(values) > 1 for values in found.values()):
             return []
-        head, filter_ = (Piecewise(next(iter(slopes[kind]), 0.0)) for kind in ("heads", "filters"))
+        head, filter_ = (next(iter(found[kind]), Piecewise(0.0)) for kind in ("heads", "filters"))
         prices.append(Prices(head, filter_, limit.budget))
     return prices
 
 
-def _searched(sublayers: Sequence[Sublayer], worth: Sequence[Tensor], prices: Sequence[Prices]) -> list[Tensor]:
+def _pieces(sublayers: Sequence[Sublayer], limit: Limit) -> Sequence[Piecewise]:
+    """What each sublayer costs: the limit's own fit, or the straight line its table is."""
+    if limit.pieces:
+        return limit.pieces
+    pairs = zip(sublayers, limit.tables, strict=True)
+    return [Piecewise(round(float(table[-1]) / max(s.units, 1), 6)) for s, table in pairs]
+
+
+def _searched(
+    sublayers: Sequence[Sublayer], worth: Sequence[Tensor], limits: Sequence[Limit], *, drop: bool
+) -> list[Tensor]:
+    """Alg. 1 or 2. A fit is not the table: where its answer costs more than the table allows, it gets less to spend."""
+    allowed = list(limits)
+    while True:
+        kept = _search_once(sublayers, worth, allowed, drop=drop)
+        counts = [len(units) for units in kept]
+        if all(limit.holds(counts) for limit in limits):
+            return kept
+        for number, limit in enumerate(limits):
+            if not limit.holds(counts):
+                excess = max(limit.spent(counts) - limit.budget, 1e-3 * limit.budget)
+                less = allowed[number]
+                allowed[number] = replace(less, fixed=less.fixed + excess, whole=limit.dense)
+
+
+def _search_once(
+    sublayers: Sequence[Sublayer], worth: Sequence[Tensor], limits: Sequence[Limit], *, drop: bool
+) -> list[Tensor]:
+    if drop and any(limit.pieces for limit in limits):
+        pieces = [_pieces(sublayers, limit) for limit in limits]
+        gone = sublayers_to_drop(worth, pieces, [limit.budget for limit in limits])
+        worth = [w[:0] if i in gone else w for i, w in enumerate(worth)]
     rows = {kind: [i for i, s in enumerate(sublayers) if s.kind == kind] for kind in ("heads", "filters")}
-    found = search([worth[i] for i in rows["heads"]], [worth[i] for i in rows["filters"]], prices)
+    try:
+        heads, filters = ([worth[i] for i in rows[kind]] for kind in ("heads", "filters"))
+        found = search(heads, filters, _prices(sublayers, limits))
+    except ConstraintError as error:
+        raise ConstraintError(f"{asked(limits)} cannot be met. {error}") from None
     kept = dict(zip(rows["heads"] + rows["filters"], found[0] + found[1], strict=True))
     return [kept[i] for i in range(len(sublayers))]
 

@@ -90,7 +90,7 @@ def in_turns(runs: Sequence[Run], device: torch.device, *, rounds: int = 15, sec
 
 
 @contextmanager
-def threads(count: int | None) -> Iterator[None]:
+def using_threads(count: int | None) -> Iterator[None]:
     """So many threads on the CPU, and as many as before afterwards."""
     before = torch.get_num_threads()
     try:

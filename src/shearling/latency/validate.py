@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,7 +97,7 @@ def _wrong(where: str, found: Any, wanted: str) -> TableError:
 
 def _check_entry(entry: dict[str, Any], where: str) -> None:
     units = entry["units"]
-    if units[0] != 0 or any(a >= b for a, b in zip(units, units[1:], strict=False)):
+    if units[0] != 0 or any(a >= b for a, b in pairwise(units)):
         raise _wrong(f"{where}, 'units'", units, "a list of counts that starts at 0 and rises")
     for name in ("seconds", "spread", "launch"):
         values = entry.get(name)

@@ -1,0 +1,85 @@
+"""From readings of whole models to seconds per sublayer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shearling.latency.table import Entry, shape_of
+from shearling.latency.timing import Reading, Times
+from shearling.latency.variants import Shape, sublayers_between
+from shearling.models.structure import Structure, Sublayer
+
+
+@dataclass(frozen=True)
+class Readings:
+    """All runs: of the dense model, of the one with no unit left, of that one with fewer layers, and of each count."""
+
+    whole: list[Reading]
+    empty: list[Reading]
+    short_empty: list[Reading]
+    shapes: list[list[list[Reading]]]
+
+    @classmethod
+    def none_yet(cls, shapes: Sequence[Shape]) -> Readings:
+        """Nothing read yet."""
+        return cls([], [], [], [[[] for _ in shape.counts] for shape in shapes])
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of the table: per shape the times by count and their spread, and the two anchors."""
+
+    whole: float
+    fixed: float
+    times: list[list[float]]
+    spread: list[list[float]]
+
+    def entry(self, number: int, shape: Shape, launch: list[float] | None) -> Entry:
+        """The table's entry for a shape."""
+        return Entry(*shape.key, shape.counts, self.times[number], self.spread[number], launch)
+
+
+def assemble(structure: Structure, short: Structure, shapes: Sequence[Shape], readings: Readings, *, side: str) -> Side:
+    """Solve for the time of each count.
+
+    structure, short   the model, and the one that stood in for it (the same, unless that took too long)
+
+    Going from one count to the next makes some number of sublayers larger; the difference of the two runs, divided by
+    that number, is what one of them took more. Then all is scaled so that dense and empty model come out exactly.
+    """
+
+    def summed_up(found: Sequence[Reading]) -> Times:
+        return Times.of([getattr(reading, side) for reading in found])
+
+    whole, empty = summed_up(readings.whole).median, summed_up(readings.empty).median
+    start = summed_up(readings.short_empty) if short is not structure else summed_up(readings.empty)
+    times, spread = [], []
+    for shape, places in zip(shapes, readings.shapes, strict=True):
+        runs = [start, *(summed_up(place) for place in places[1:])]
+        parts = np.array([sublayers_between(short, shape, *step) for step in pairwise(shape.counts)])
+        rise = np.diff([run.median for run in runs]) / np.maximum(parts, 1) * (parts > 0)
+        times.append(np.maximum(np.concatenate([[0.0], np.cumsum(rise)]), 0.0))
+        noise = np.array([run.spread for run in runs])
+        spread.append(noise / max(parts.max(initial=1), 1))
+
+    units = _sum_over(structure, shapes, times, lambda s: s.units)
+    floors = _sum_over(structure, shapes, times, lambda s: min(s.floor, s.units))
+    scale = max(whole - empty, 0.0) / (units - floors) if units > floors else 0.0
+    fixed = min(max(empty - scale * floors, 0.0), whole)
+    return Side(whole, fixed, [(scale * t).tolist() for t in times], [(scale * s).tolist() for s in spread])
+
+
+def _sum_over(
+    structure: Structure,
+    shapes: Sequence[Shape],
+    times: Sequence[NDArray[np.float64]],
+    count: Callable[[Sublayer], int],
+) -> float:
+    """What all sublayers take with so many units each."""
+    by_shape = {shape.key: dict(zip(shape.counts, t, strict=True)) for shape, t in zip(shapes, times, strict=True)}
+    return float(sum(by_shape[shape_of(structure, n)][count(s)] for n, s in enumerate(structure.sublayers) if s.units))

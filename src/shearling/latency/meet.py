@@ -1,0 +1,125 @@
+"""Meet a latency: choose by the table, time what came of it, and where the table was wrong, choose again."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shearling.costs import Limit
+from shearling.distributed import rank_and_world
+from shearling.errors import ConstraintError
+from shearling.latency.inputs import example_inputs
+from shearling.latency.limits import latency_limits
+from shearling.latency.table import Table
+from shearling.latency.timing import device_name, in_turns, using_threads
+from shearling.latency.validate import check_fits
+from shearling.loading import DTYPES
+from shearling.models.structure import Structure
+from shearling.passes import device_of, frozen
+from shearling.stages import Stages
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+TOLERANCE = 0.05  # of the ratio asked for
+CORRECTIONS = 2
+ALIGNED = 8  # filters are kept in multiples of this: other counts are slower on most hardware, and were not timed
+
+Cut = tuple[list[Tensor], Structure]  # what stays, and the student
+
+
+@dataclass(frozen=True)
+class Met:
+    """The choice that was made, the limits it was made under, and what there is to say about it."""
+
+    kept: list[Tensor]
+    student: Structure
+    limits: list[Limit]
+    record: dict[str, Any]
+    warnings: list[str] = field(default_factory=list)
+
+
+def meet(
+    ratio: float,
+    table: Table,
+    teacher: Structure,
+    cut: Callable[[Sequence[Limit]], Cut],
+    *,
+    correct: bool = True,
+    stages: Stages,
+) -> Met:
+    """The cut whose forward pass takes at most `ratio` of the teacher's, as predicted and as timed.
+
+    cut      chooses and shrinks, under the limits it is given
+    correct  on a miss of more than 5%, add what the table missed to its overhead and cut again, twice at most
+    """
+    check_fits(table, teacher)
+    here = device_name(device_of(teacher.model))
+    at_home = here == table.device
+    overhead = 0.0
+    tried: list[dict[str, float]] = []
+    warnings: list[str] = []
+    limits = latency_limits(teacher, table, ratio)
+    kept, student = cut(limits)
+    while True:
+        predicted = table.predict(teacher, [len(units) for units in kept]) / table.dense
+        with stages("timing"):
+            measured = _agreed(measure_ratio(teacher.model, student.model, table, at_home=at_home))
+        tried.append({"predicted": predicted, "measured": measured})
+        missed = measured > ratio * (1 + TOLERANCE)
+        if not (missed and correct and at_home and len(tried) <= CORRECTIONS):
+            break
+        overhead += (measured - max(predicted, ratio)) * table.dense
+        try:
+            tighter = latency_limits(teacher, table, ratio, overhead=overhead)
+            kept, student = cut(tighter)
+        except ConstraintError as error:
+            warnings.append(f"the table could not be corrected: {error}")
+            break
+        limits = tighter
+    if not at_home:
+        warnings.append(f"the latency table was measured on {table.device}; timed here, on {here}")
+    if missed:
+        warnings.append(f"asked for {ratio:g} of the dense time, measured {measured:.3f}")
+    record = {
+        "ratio": ratio,
+        "predicted": predicted,
+        "measured": measured,
+        "speedup": 1 / measured,
+        "device": table.device,
+        "measured_on": here,
+        "batch_size": table.batch_size,
+        "seq_len": table.seq_len,
+        "dtype": table.dtype,
+        "threads": table.threads,
+        "corrections": len(tried) - 1,
+        "tried": tried,
+    }
+    return Met(kept, student, limits, record, warnings)
+
+
+def measure_ratio(dense: PreTrainedModel, pruned: PreTrainedModel, table: Table, *, at_home: bool = True) -> float:
+    """Time of the pruned over the dense model, run in turns at the table's shape, dtype and threads."""
+    dtype = DTYPES[table.dtype] if at_home else dense.dtype
+    models = [model if model.dtype == dtype else copy.deepcopy(model).to(dtype) for model in (dense, pruned)]
+    threads = table.threads if at_home and table.device_type == "cpu" else None
+    example = example_inputs(models[0], table.batch_size, table.seq_len)
+    with using_threads(threads), frozen(models[0]), frozen(models[1]), torch.inference_mode():
+        full, less = in_turns([partial(model, **example) for model in models], device_of(models[0]))
+    return less.median / full.median
+
+
+def _agreed(value: float) -> float:
+    """The first process's reading, for all of them: they must choose alike."""
+    if rank_and_world()[1] > 1:
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+    return value

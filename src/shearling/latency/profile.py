@@ -1,0 +1,173 @@
+"""Time the user's own model with fewer and fewer units.
+
+For each shape of sublayer and each count k, the model itself is run with k units in every sublayer of that shape and
+none in any other; what that takes beyond the model with no unit at all, divided by the number of those sublayers, is
+the time of k units. Whole models are run, not single sublayers, because that is what predicts whole models: weights
+come from memory as they will, and a GPU's queue fills as it will. Where a run of all layers would take too long, a
+model with only the first few layers stands in.
+
+The table is then anchored at both ends, by the dense model and by the one with no unit left, both in full depth.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from shearling.errors import InputError
+from shearling.latency.assemble import Readings, assemble
+from shearling.latency.inputs import example_inputs, placed
+from shearling.latency.table import Table
+from shearling.latency.timing import Reading, device_name, read, using_threads, wall
+from shearling.latency.variants import Shape, same_in_every_layer, shapes_of, shortened, with_units
+from shearling.models.structure import Structure, structure_of
+from shearling.passes import Progress, device_of, frozen, silent
+from shearling.report import versions
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+BUDGET = 60.0  # seconds, about
+FEWEST, GOAL, MOST = 3, 5, 15  # rounds
+VISIT = 0.02  # seconds of timed runs a visit, where runs are short
+REPEATS = 5  # of short runs a visit
+ANCHOR_EVERY = 16  # visits; the two ends matter most
+
+
+def profile(
+    model: PreTrainedModel,
+    *,
+    batch_size: int = 32,
+    seq_len: int = 128,
+    threads: int | None = None,
+    budget: float = BUDGET,
+    inputs: dict[str, Tensor] | None = None,
+    progress: Progress = silent,
+) -> Table:
+    """The latency table of a model, on the device and in the dtype it is in.
+
+    threads  of the CPU; as many as torch uses unless given
+    budget   seconds to spend, about; fewer layers and rounds are timed when it is short
+    inputs   your own, where the model takes something unusual
+    """
+    if not budget > 0 or (threads is not None and threads < 1):
+        raise InputError(f"A budget of {budget} seconds and {threads} threads: both must be positive.")
+    structure = structure_of(model)
+    example = example_inputs(model, batch_size, seq_len) if inputs is None else placed(inputs, model)
+    with using_threads(threads), frozen(model), torch.inference_mode():
+        bench = _Bench(example, device_of(model))
+        shapes = shapes_of(structure)
+        start = time.perf_counter()
+        depth = _depth(structure, shapes, bench.once(model), budget)
+        short = shortened(structure, depth) if depth else structure
+        readings, rounds = _rounds(bench, structure, short, shapes, budget - time.perf_counter() + start, progress)
+        seconds = assemble(structure, short, shapes, readings, side="seconds")
+        launch = assemble(structure, short, shapes, readings, side="launch") if bench.device.type == "cuda" else None
+        return Table(
+            device=device_name(bench.device),
+            device_type=bench.device.type,
+            model_type=model.config.model_type,
+            layers=structure.sizes,
+            batch_size=batch_size,
+            seq_len=seq_len,
+            dtype=str(model.dtype).removeprefix("torch."),
+            threads=torch.get_num_threads(),
+            whole=seconds.whole,
+            fixed=seconds.fixed,
+            whole_launch=launch.whole if launch else None,
+            fixed_launch=launch.fixed if launch else None,
+            sublayers=[seconds.entry(i, shape, launch.times[i] if launch else None) for i, shape in enumerate(shapes)],
+            versions=versions(),
+            settings={"rounds": rounds, "depth": depth or None, "budget": budget},
+        )
+
+
+@dataclass
+class _Bench:
+    """Runs models on the example, and times them."""
+
+    example: dict[str, Tensor]
+    device: torch.device
+
+    def once(self, model: PreTrainedModel) -> float:
+        """A first look, after a warm-up."""
+        run = partial(model, **self.example)
+        wall(run, self.device)
+        return wall(run, self.device)
+
+    def visit(self, model: PreTrainedModel) -> list[Reading]:
+        """A warm-up, then one run, or some if they are short."""
+        model.eval()
+        run = partial(model, **self.example)
+        wall(run, self.device)
+        found = [read(run, self.device)]
+        while len(found) < REPEATS and sum(r.seconds for r in found) < VISIT:
+            found.append(read(run, self.device))
+        return found
+
+
+def _depth(structure: Structure, shapes: Sequence[Shape], whole: float, budget: float) -> int:
+    """How many layers of each stack to run, so that enough rounds fit into the budget; 0 for all of them.
+
+    A visit runs a model with about a quarter of the units, twice.
+    """
+    layers = max(len(stack.layers) for stack in structure.stacks)
+    if not same_in_every_layer(structure):
+        return 0
+    visits = sum(len(shape.counts) for shape in shapes)
+    affordable = int(budget / (GOAL * visits * 2 * 0.3 * whole / layers))
+    least = 2 if any(s.floor for s in structure.sublayers) else 1
+    return 0 if affordable >= layers else max(affordable, least)
+
+
+def _rounds(
+    bench: _Bench,
+    structure: Structure,
+    short: Structure,
+    shapes: Sequence[Shape],
+    budget: float,
+    progress: Progress,
+) -> tuple[Readings, int]:
+    """Visit every model once a round, in an order that turns around, until the budget is spent."""
+    readings = Readings.none_yet(shapes)
+    start, rounds = time.perf_counter(), 0
+    while rounds < MOST:
+        spent = time.perf_counter() - start
+        if rounds >= FEWEST and spent * (rounds + 1) / rounds > budget:
+            break
+        visits = list(_visits(structure, short, shapes, readings))
+        if rounds % 2:
+            visits.reverse()
+        for done, (build, place) in enumerate(visits):
+            place.extend(bench.visit(build()))
+            at_least = (rounds + done / len(visits)) / FEWEST
+            of_budget = (time.perf_counter() - start) / max(budget, 1e-9)
+            progress(int(1000 * min(at_least, of_budget, 1.0)), 1000)
+        rounds += 1
+    return readings, rounds
+
+
+def _visits(
+    structure: Structure, short: Structure, shapes: Sequence[Shape], readings: Readings
+) -> Iterator[tuple[Callable[[], PreTrainedModel], list[Reading]]]:
+    """What to build and where its readings go; the dense and the empty model again and again among the others."""
+    anchors: list[tuple[Callable[[], PreTrainedModel], list[Reading]]] = [
+        (lambda: structure.model, readings.whole),
+        (partial(with_units, structure, None, 0), readings.empty),
+    ]
+    if short is not structure:
+        anchors.append((partial(with_units, short, None, 0), readings.short_empty))
+    passed = 0
+    for shape, places in zip(shapes, readings.shapes, strict=True):
+        for count, place in zip(shape.counts[1:], places[1:], strict=True):
+            if passed % ANCHOR_EVERY == 0:
+                yield from anchors
+            passed += 1
+            yield partial(with_units, short, shape, count), place
+    yield from anchors

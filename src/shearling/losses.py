@@ -118,9 +118,10 @@ def _embedding(outputs: Any, batch: Batch) -> Tensor:
 
 
 def _span_loss(logits: Tensor, positions: Tensor) -> Tensor:
-    size = logits.shape[-1]
-    outside = (positions < 0) | (positions >= size)  # an answer beyond the window counts nothing, as in transformers
-    return F.cross_entropy(logits.float(), positions.masked_fill(outside, IGNORED), reduction="none")
+    # As in transformers, an answer before the window counts as its first token, one beyond it counts nothing.
+    target = positions.long().clamp_min(0)
+    target = target.masked_fill(target >= logits.shape[-1], IGNORED)
+    return F.cross_entropy(logits.float(), target, reduction="none")
 
 
 def _token_loss(model: Any, logits: Tensor, target: Tensor) -> Tensor:
@@ -131,7 +132,7 @@ def _token_loss(model: Any, logits: Tensor, target: Tensor) -> Tensor:
         raise DataError(f"Labels of shape {tuple(target.shape)} do not fit outputs of shape {tuple(logits.shape)}.")
     counted = target != IGNORED
     _in_range(target[counted], logits.shape[-1])
-    losses = F.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
+    losses = F.cross_entropy(logits.flatten(0, 1), target.flatten().long(), reduction="none").view(target.shape)
     return losses.sum(-1) / counted.sum(-1).clamp_min(1)
 
 

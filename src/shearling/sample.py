@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+import inspect
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,6 +111,11 @@ class Sample:
             halves += [batch.part(0, middle)] + ([batch.part(middle, len(batch))] if len(batch) > 1 else [])
         return Sample(tuple(halves))
 
+    def first(self, count: int) -> Sample:
+        """The first `count` examples."""
+        parts = (batch.part(0, int((batch.indices < count).sum())) for batch in self.batches)
+        return Sample(tuple(part for part in parts if len(part)))
+
     def shard(self, rank: int, world: int) -> Sample:
         """Every world-th example, counted from rank: what one process of several works on."""
         if world == 1:
@@ -123,10 +129,21 @@ class Sample:
         return Sample(tuple(parts))
 
 
-def sample_of(data: Any, *, limit: int | None = None) -> Sample:
-    """Any re-iterable of batches as a sample of at most `limit` examples."""
+def accepted_inputs(model: Any) -> frozenset[str]:
+    """The inputs that the model's forward names; none where it names none and takes whatever comes."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = inspect.signature(model.forward).parameters.values()
+    return frozenset(parameter.name for parameter in named if parameter.kind in kinds)
+
+
+def sample_of(data: Any, *, limit: int | None = None, accepts: Collection[str] = ()) -> Sample:
+    """Any re-iterable of batches as a sample of at most `limit` examples.
+
+    Batches may bring more than the model takes (`idx`, `text`): what is neither a label nor in `accepts` is dropped,
+    as Trainer does. Without `accepts`, everything stays.
+    """
     if isinstance(data, Sample):
-        return data
+        return data if limit is None else data.first(limit)
     if isinstance(data, Mapping):
         data = [data]
     if not isinstance(data, Iterable):
@@ -134,7 +151,7 @@ def sample_of(data: Any, *, limit: int | None = None) -> Sample:
     batches: list[Batch] = []
     start = 0
     for number, raw in enumerate(data):
-        batch = _batch(raw, number, start)
+        batch = _batch(raw, number, start, accepts)
         if limit is not None and start + len(batch) > limit:
             batch = batch.part(0, limit - start)
         start += len(batch)
@@ -149,13 +166,19 @@ def sample_of(data: Any, *, limit: int | None = None) -> Sample:
     return Sample(tuple(batches))
 
 
-def _batch(raw: Any, number: int, start: int) -> Batch:
+def _batch(raw: Any, number: int, start: int, accepts: Collection[str] = ()) -> Batch:
     if not isinstance(raw, Mapping):
         raise DataError(
             f"Batch {number} of the sample is a {type(raw).__name__}; expected a dict of tensors such as "
             "{'input_ids': ..., 'attention_mask': ...}."
         )
-    tensors = {key: _host(value, key, number) for key, value in raw.items() if value is not None}
+    wanted = [key for key in raw if not accepts or key in accepts or key in LABELS]
+    tensors = {key: _host(raw[key], key, number) for key in wanted if raw[key] is not None}
+    if not tensors.keys() - set(LABELS):
+        takes = f"; the model takes {sorted(set(accepts) - set(LABELS))}" if accepts else ""
+        raise DataError(f"Batch {number} of the sample brings {sorted(raw)}, and nothing the model can run on{takes}.")
+    if "input_ids" in tensors and tensors["input_ids"].dim() == 1:  # a row of a data set: a batch of one
+        tensors = {key: value[None] for key, value in tensors.items()}
     lengths = {key: len(value) for key, value in tensors.items() if value.dim()}
     if not lengths or len(set(lengths.values())) != 1:
         raise DataError(f"The tensors of batch {number} do not agree on the number of examples: {lengths}.")

@@ -73,9 +73,7 @@ def test_alg_1_is_optimal(ratio: float, head: float, filter_: float, seed: int) 
     thresholds=st.tuples(st.integers(1, 2), st.integers(1, 3)),
     seed=st.integers(0, 1000),
 )
-def test_alg_2_is_optimal(
-    ratio: float, overheads: tuple[float, float], thresholds: tuple[int, int], seed: int
-) -> None:
+def test_alg_2_is_optimal(ratio: float, overheads: tuple[float, float], thresholds: tuple[int, int], seed: int) -> None:
     heads, filters = drawn(2, 2, seed), drawn(2, 3, seed + 1)
     head, filter_ = (Piecewise(s, c, t) for s, c, t in zip((2.0, 0.7), overheads, thresholds, strict=True))
     dense = 2 * head(2) + 2 * filter_(3)
@@ -108,9 +106,7 @@ def test_an_overhead_without_a_threshold_is_still_paid(ratio: float, overheads: 
 def test_several_budgets_at_once(ratios: tuple[float, float], seed: int) -> None:
     heads, filters = drawn(2, 2, seed), drawn(2, 3, seed + 1)
     slopes = ((3.0, 0.5), (1.0, 1.0))
-    prices = [
-        Prices(Piecewise(h), Piecewise(f), r * (4 * h + 6 * f)) for (h, f), r in zip(slopes, ratios, strict=True)
-    ]
+    prices = [Prices(Piecewise(h), Piecewise(f), r * (4 * h + 6 * f)) for (h, f), r in zip(slopes, ratios, strict=True)]
     kept = search(heads, filters, prices)
     assert all(spent(p, *kept) <= p.budget * (1 + 1e-9) for p in prices)
     found = worth(heads, kept[0]) + worth(filters, kept[1])

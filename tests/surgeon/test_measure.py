@@ -1,0 +1,80 @@
+"""A and G against one example at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from shearling.errors import DataError
+from shearling.losses import label_losses, sampled_losses
+from shearling.models.structure import structure_of
+from shearling.passes import run
+from shearling.sample import Sample, sample_of
+from shearling.surgeon.measure import measure
+from tiny import batches_of, model_of
+
+HEADS = {
+    "classification": ("SequenceClassification", "class", {}),
+    "regression": ("SequenceClassification", "number", {"num_labels": 1}),
+    "question answering": ("QuestionAnswering", "span", {}),
+    "token classification": ("TokenClassification", "tokens", {}),
+    "masked LM": ("MaskedLM", "tokens", {}),
+    "embedding": ("", "none", {}),
+}
+
+
+def reference(model: Any, sample: Sample, *, labels: bool) -> list[tuple[Tensor, Tensor]]:
+    """Every example on its own, without its padding; gradients of every output by autograd.grad."""
+    structure = structure_of(model)
+    sums: list[list[Tensor]] = [[torch.zeros(()), torch.zeros(())] for _ in structure.sublayers]
+    tokens = 0
+    for batch in sample:
+        for i in range(len(batch)):
+            example = batch.part(i, i + 1)
+            length = int(example.inputs["attention_mask"].sum())
+            tokens += length
+            inputs, outputs, handles = [], [], []
+            for sublayer in structure.sublayers:
+                handles.append(
+                    sublayer.out.register_forward_hook(
+                        lambda m, args, out, i=inputs, o=outputs: (i.append(args[0]), o.append(out))[:0] or None
+                    )
+                )
+            found = run(model, example)
+            for handle in handles:
+                handle.remove()
+            loss = label_losses(model, found, example) if labels else sampled_losses(model, found, example, 7)
+            for total, h, g in zip(sums, inputs, torch.autograd.grad(loss.sum(), outputs), strict=True):
+                total[0] = total[0] + h[0, :length].T @ h[0, :length]
+                total[1] = total[1] + g[0, :length].T @ g[0, :length]
+    return [(a / tokens, g / tokens) for a, g in sums]
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_equals_a_loop_over_single_examples(head: str) -> None:
+    kind, label, changes = HEADS[head]
+    model = model_of("bert", kind, **changes).double()
+    sample = sample_of(batches_of(2, 3, labels=label))
+    for labels in (False, True) if label != "none" else (False,):
+        found = measure(structure_of(model), sample, seed=7, labels=labels)
+        for c, (A, G) in zip(found, reference(model, sample, labels=labels), strict=True):
+            torch.testing.assert_close(c.A, A.detach(), rtol=1e-6, atol=1e-10)
+            torch.testing.assert_close(c.G, G, rtol=1e-4, atol=1e-9)  # losses are worked out in single precision
+
+
+def test_labels_that_are_not_there_are_asked_for() -> None:
+    with pytest.raises(DataError, match="needs labels"):
+        measure(structure_of(model_of("bert")), sample_of(batches_of(1, labels="none")), labels=True)
+
+
+def test_the_sum_is_of_the_models_own_precision_or_better() -> None:
+    for dtype, expected in (
+        (torch.float64, torch.float64),
+        (torch.float32, torch.float32),
+        (torch.bfloat16, torch.float32),
+    ):
+        found = measure(structure_of(model_of("bert").to(dtype)), sample_of(batches_of(1)))
+        assert {c.A.dtype for c in found} == {c.G.dtype for c in found} == {expected}

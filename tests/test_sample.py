@@ -1,0 +1,144 @@
+"""Batches of any shape become one sample, whose parts and shards are the same examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shearling.errors import DataError
+from shearling.sample import HELD_OUT, Sample, sample_of, uniform
+from tiny import batches_of
+
+
+def ids(sample: Sample) -> list[list[int]]:
+    return [row for batch in sample for row in batch.inputs["input_ids"].tolist()]
+
+
+def test_labels_are_set_apart_and_examples_are_numbered() -> None:
+    sample = sample_of(batches_of(3, 4))
+    assert [b.indices.tolist() for b in sample] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert all(set(b.inputs) == {"input_ids", "attention_mask"} and set(b.labels) == {"labels"} for b in sample)
+    assert sample.examples == 12
+    assert sample.has_labels
+
+
+@pytest.mark.parametrize("form", ["one dict", "BatchEncoding", "numpy", "lists", "generator", "label"])
+def test_batches_in_many_forms(form: str) -> None:
+    batch = batches_of(1, 4)[0]
+    forms: dict[str, Any] = {
+        "one dict": batch,
+        "BatchEncoding": [transformers.BatchEncoding(batch)],
+        "numpy": [{k: v.numpy() for k, v in batch.items()}],
+        "lists": [{k: v.tolist() for k, v in batch.items()}],
+        "generator": (b for b in [batch]),
+        "label": [{"label" if k == "labels" else k: v for k, v in batch.items()}],
+    }
+    sample = sample_of(forms[form])
+    assert ids(sample) == batch["input_ids"].tolist()
+    assert sample.batches[0].labels["labels"].tolist() == batch["labels"].tolist()
+
+
+def test_single_examples_are_batches_of_one() -> None:
+    """What iterating over a data set gives: no batch dimension."""
+    batch = batches_of(1, 4)[0]
+    rows = [{k: v[i].tolist() for k, v in batch.items()} for i in range(4)]
+    sample = sample_of(rows)
+    assert ids(sample) == batch["input_ids"].tolist()
+    assert [len(b) for b in sample] == [1, 1, 1, 1]
+    assert [b.labels["labels"].tolist() for b in sample] == [[label] for label in batch["labels"].tolist()]
+
+
+@pytest.mark.parametrize("limit", [1, 5, 8, 100])
+def test_a_limit_is_kept(limit: int) -> None:
+    batches = batches_of(3, 4)
+    for data in (batches, sample_of(batches)):
+        sample = sample_of(data, limit=limit)
+        assert ids(sample) == ids(sample_of(batches))[:limit]
+
+
+def test_bad_samples_are_told() -> None:
+    with pytest.raises(DataError, match="empty"):
+        sample_of([])
+    with pytest.raises(DataError, match="iterable of batches"):
+        sample_of(3)
+    with pytest.raises(DataError, match="Batch 1 of the sample is a list"):
+        sample_of([batches_of(1)[0], [1, 2]])
+    with pytest.raises(DataError, match="do not agree"):
+        sample_of([{"input_ids": torch.zeros(2, 3), "attention_mask": torch.zeros(3, 3)}])
+    with pytest.raises(DataError, match="'input_ids' of batch 0"):
+        sample_of([{"input_ids": ["some", "text"]}])
+
+
+@settings(deadline=None, max_examples=30)
+@given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4), world=st.integers(1, 5))
+def test_shards_are_a_partition(sizes: list[int], world: int) -> None:
+    sample = sample_of([{"input_ids": torch.randint(0, 99, (n, 3))} for n in sizes])
+    shards = [sample.shard(rank, world) for rank in range(world)]
+    seen = sorted(int(i) for shard in shards for batch in shard for i in batch.indices)
+    assert seen == list(range(sum(sizes)))
+    everything = ids(sample)
+    for shard in shards:
+        for batch in shard:
+            assert batch.inputs["input_ids"].tolist() == [everything[i] for i in batch.indices]
+
+
+def test_halving_keeps_the_examples_in_order() -> None:
+    sample = sample_of(batches_of(2, 5))
+    halved = sample.halved()
+    assert ids(halved) == ids(sample)
+    assert [len(b) for b in halved] == [3, 2, 3, 2]
+    assert torch.cat([b.indices for b in halved]).tolist() == list(range(10))
+    with pytest.raises(MemoryError, match="single example"):
+        sample_of(batches_of(2, 1)).halved()
+
+
+def test_mean_length() -> None:
+    batches = batches_of(3, 4)
+    real = sum(int(b["attention_mask"].sum()) for b in batches) / 12
+    assert sample_of(batches).mean_length == pytest.approx(real)
+    assert sample_of([{"input_ids": torch.zeros(2, 7)}]).mean_length == 7
+    assert sample_of([{"pixel_values": torch.zeros(2, 3, 8, 8)}]).mean_length is None
+
+
+def test_the_fingerprint_sees_every_value() -> None:
+    batches = batches_of(2, 4)
+    same = sample_of(batches_of(2, 4)).fingerprint
+    assert sample_of(batches).fingerprint == same
+    batches[1]["labels"][3] += 1
+    assert sample_of(batches).fingerprint != same
+    assert len(sample_of([{"pixel_values": torch.zeros(2, 3, dtype=torch.bfloat16)}]).fingerprint) == 64
+
+
+def test_real_tokens() -> None:
+    (batch,) = sample_of(batches_of(1, 4, length=6))
+    mask = batch.inputs["attention_mask"]
+    real = batch.real_tokens("attention_mask", mask.shape)
+    assert real is not None
+    assert real.tolist() == mask.bool().tolist()
+    assert batch.real_tokens("attention_mask", torch.Size((4, 9))) is None  # about other tokens
+    assert batch.real_tokens("nothing", mask.shape) is None
+    assert batch.part(0, 1).real_tokens("attention_mask", mask[:1].shape) is None  # nothing is padding
+
+
+def test_one_example_in_eight_is_held_out() -> None:
+    sample = sample_of(batches_of(4, 6))
+    held = [int(i) for b in sample for i in b.indices[b.held_out()]]
+    assert held == [i for i in range(24) if i % HELD_OUT == HELD_OUT - 1]
+
+
+def test_uniform_numbers_depend_on_seed_and_index_alone() -> None:
+    one = uniform(torch.tensor([3, 8]), 5, seed=1)
+    assert torch.equal(uniform(torch.tensor([8]), 5, seed=1)[0], one[1])
+    assert torch.equal(uniform(torch.tensor([8, 3]), 9, seed=1)[:, :5], one.flip(0))
+    assert not torch.equal(uniform(torch.tensor([3, 8]), 5, seed=2), one)
+    many = uniform(torch.arange(2000), 3, seed=0).numpy()
+    assert many.min() >= 0
+    assert many.max() < 1
+    np.testing.assert_allclose(np.quantile(many, [0.25, 0.5, 0.75]), [0.25, 0.5, 0.75], atol=0.02)
+    np.testing.assert_allclose(np.corrcoef(many.T), np.eye(3), atol=0.08)

@@ -29,7 +29,7 @@ from shearling.methods import Evidence, Method, Repaired, method_of
 from shearling.models.shrink import shrink
 from shearling.models.structure import Structure, structure_of
 from shearling.report import Cost, Report
-from shearling.sample import Sample, sample_of
+from shearling.sample import Sample, accepted_inputs, sample_of
 from shearling.stages import Stages, Watcher
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def measure(
     """
     structure = _prunable(model)
     chosen = method_of(method)
-    sample = sample_of(data, limit=samples)
+    sample = sample_of(data, limit=samples, accepts=accepted_inputs(model))
     stages = Stages(watcher)
     lengths = sequence_lengths(structure, sample)
     shard = sample.shard(*rank_and_world())

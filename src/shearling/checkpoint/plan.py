@@ -14,7 +14,7 @@ from shearling.errors import CheckpointError, InputError
 from shearling.methods import Surgeon
 from shearling.models.structure import structure_of
 from shearling.pipeline import Plan
-from shearling.sample import sample_of
+from shearling.sample import accepted_inputs, sample_of
 from shearling.surgeon.order import Order
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def save_plan(plan: Plan, path: Path) -> Path:
 def load_plan(path: str | os.PathLike[str], model: PreTrainedModel, data: Any, *, samples: int | None = None) -> Plan:
     """A saved measurement with the model and the sample it was made of (the refit needs both again)."""
     structure = structure_of(model)
-    sample = sample_of(data, limit=samples)
+    sample = sample_of(data, limit=samples, accepts=accepted_inputs(model))
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["shearling"])

@@ -38,7 +38,7 @@ def save(pruned: Pruned, directory: str | os.PathLike[str], *, source: Any = Non
 
 def write_checkpoint(pruned: Pruned, folder: Path, source: Any) -> None:
     """All files of a checkpoint."""
-    from shearling.report_card import model_card
+    from shearling.checkpoint.card import carried_over, model_card, source_facts
 
     model = pruned.model
     model.config.auto_map = _auto_map(model)
@@ -48,9 +48,26 @@ def write_checkpoint(pruned: Pruned, folder: Path, source: Any) -> None:
         copy_companions(Path(source), folder)
     elif source is not None:
         source.save_pretrained(folder)  # a tokenizer or processor
-    record = pruned.report.to_json() | {"kept": [units.tolist() for units in pruned.kept]}
+    architecture = type(model).__name__
+    name = getattr(model.config, "_name_or_path", None) or None
+    record = pruned.report.to_json() | {
+        "base": _base(source, name, folder),
+        "architecture": architecture,
+        "auto_class": _auto_class(model),
+        "card": carried_over(source_facts(source, name), architecture),
+        "kept": [units.tolist() for units in pruned.kept],
+    }
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(model_card(record, source), encoding="utf-8")
+    (folder / "README.md").write_text(model_card(record), encoding="utf-8")
+
+
+def _base(source: Any, name: str | None, folder: Path) -> str | None:
+    """The dense model: its id on the Hub, or the way to its directory from the checkpoint's (`./`, `../`)."""
+    local = Path(source) if isinstance(source, (str, os.PathLike)) else Path(name or "")
+    if (local / "config.json").is_file():
+        way = os.path.relpath(local.resolve(), folder.resolve())
+        return way if way.startswith(".") else f"./{way}"
+    return name
 
 
 def copy_companions(source: Path, folder: Path) -> None:
@@ -125,6 +142,16 @@ def _auto_map(model: Any) -> dict[str, str]:
     names = [name for name in vars(modeling_auto) if name.startswith("AutoModel")]
     mappings = {name: getattr(getattr(modeling_auto, name), "_model_mapping", {}) for name in names}
     return {name: f"modeling_shearling.{name}" for name, served in mappings.items() if type(model.config) in served}
+
+
+def _auto_class(model: Any) -> str:
+    """The `AutoModelFor...` class that gives this very model."""
+    from transformers.models.auto import modeling_auto
+
+    for name in _auto_map(model):
+        if getattr(modeling_auto, name)._model_mapping[type(model.config)] is type(model):
+            return name
+    return "AutoModel"
 
 
 def _modeling_file() -> Path:

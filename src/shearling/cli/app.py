@@ -9,6 +9,7 @@ import typer
 from shearling._version import __version__
 from shearling.cli.demo import demo
 from shearling.cli.evaluate import evaluate
+from shearling.cli.export import export
 from shearling.cli.prune import prune
 from shearling.cli.show import show
 
@@ -19,7 +20,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-for command in (prune, evaluate, show, demo):
+for command in (prune, evaluate, show, export, demo):
     app.command()(command)
 
 

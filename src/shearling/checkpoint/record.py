@@ -1,0 +1,47 @@
+"""What `shearling.json` says beyond the report of the run: where the model comes from, and what was measured later."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from shearling.checkpoint.card import refreshed
+from shearling.checkpoint.load import read_record
+from shearling.checkpoint.save import RECORD
+from shearling.errors import OutputError
+
+
+def base_of(folder: Path) -> str | None:
+    """The dense model that a checkpoint names and that can be found from here: a directory, or None."""
+    if not (folder / RECORD).is_file():
+        return None
+    base = read_record(folder).get("base")
+    if not isinstance(base, str) or not base.startswith("."):
+        return None  # a Hub id: fetching a model is for the user to ask for
+    path = Path(os.path.normpath(folder / base))
+    return str(path) if (path / "config.json").is_file() else None
+
+
+def add_evaluation(folder: Path, evaluation: dict[str, Any], *, dense: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Write a score into the record and the model card; a later one of the same task takes its place."""
+    record = read_record(folder)
+    entry = dict(evaluation) | ({} if dense is None else {"dense": dense["value"]})
+    others = [e for e in record.get("evaluations", []) if e.get("task") != entry["task"]]
+    updated = record | {"evaluations": [*others, entry]}
+    card = folder / "README.md"
+    try:
+        text = card.read_text(encoding="utf-8") if card.is_file() else ""
+        write_text(card, refreshed(text, record, updated))
+        write_text(folder / RECORD, json.dumps(updated, indent=1) + "\n")
+    except OSError as error:
+        raise OutputError(f"Cannot write into {folder}: {error.strerror or error}.") from None
+    return updated
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace a file's text, whole or not at all."""
+    partial = path.with_name(f".{path.name}.part")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

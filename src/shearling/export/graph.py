@@ -1,0 +1,103 @@
+"""The model with named tensors in and out, captured once for every format."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from shearling.errors import ModelError
+from shearling.export.inputs import Inputs
+from shearling.passes import frozen
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+LEFT_OUT = ("loss", "encoder_last_hidden_state")
+AXES = ("batch", "length")
+
+
+class Graph(nn.Module):
+    """A model whose forward takes the named inputs only, and gives a dict of float32 tensors.
+
+    torch.export reads the signature of `forward`; this one is written for the inputs at hand. Floating inputs are
+    cast to the model's dtype, so that a half-precision file takes and gives what the full one does.
+    """
+
+    def __init__(self, model: PreTrainedModel, names: Sequence[str]) -> None:
+        super().__init__()
+        self.model = model
+
+        def forward(*args: Tensor, **kwargs: Tensor) -> dict[str, Tensor]:
+            inputs = {name: self._cast(t) for name, t in (dict(zip(names, args, strict=False)) | kwargs).items()}
+            return named_outputs(model(**inputs, return_dict=True))
+
+        parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+        forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        self.forward = forward
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.model.dtype) if tensor.is_floating_point() else tensor
+
+
+def named_outputs(outputs: Any) -> dict[str, Tensor]:
+    """The tensors a model gives, by name, as float32."""
+    return {k: v.float() for k, v in outputs.items() if isinstance(v, Tensor) and k not in LEFT_OUT}
+
+
+def reference(model: PreTrainedModel, batches: Sequence[Inputs]) -> list[dict[str, Tensor]]:
+    """What PyTorch gives for each batch."""
+    graph = Graph(model, list(batches[0]))
+    with frozen(model), torch.no_grad():
+        return [graph(**batch) for batch in batches]
+
+
+def axes(inputs: Inputs) -> dict[str, dict[int, str]]:
+    """Which axes of each input vary: the batch of all, the length of tokens."""
+    return {
+        name: dict(enumerate(_axis_names(name)[: 1 if tensor.is_floating_point() else tensor.dim()]))
+        for name, tensor in inputs.items()
+    }
+
+
+def _axis_names(name: str) -> tuple[str, str]:
+    return (AXES[0], f"decoder_{AXES[1]}") if name.startswith("decoder_") else AXES
+
+
+def capture(model: PreTrainedModel, inputs: Inputs) -> Any:
+    """The model as a `torch.export` program with varying axes."""
+    dynamic = torch.export.Dim.DYNAMIC
+    shapes = {name: dict.fromkeys(varying, dynamic) for name, varying in axes(inputs).items()}
+    with frozen(model), hushed():
+        try:
+            return torch.export.export(
+                Graph(model, list(inputs)), (), kwargs=inputs, dynamic_shapes=shapes, strict=False,
+                prefer_deferred_runtime_asserts_over_guards=True,
+            )  # fmt: skip
+        except Exception as error:  # torch raises whatever the model's own code does under tracing
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise ModelError(
+                f"{type(model).__name__} cannot be captured by torch.export {torch.__version__}: {reason}"
+            ) from error
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Without the remarks that exporters make about packages nobody asked for."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "root")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,209 @@
+"""A model directory becomes a checked file, or nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shearling.checkpoint.record import base_of
+from shearling.errors import InputError, ModelError, OutputError
+from shearling.export import exported, onnx
+from shearling.export.check import Difference, Runner, check
+from shearling.export.graph import reference
+from shearling.export.inputs import Inputs, inputs_from_rows, inputs_from_tokenizer
+from shearling.loading import load_model, load_rows, load_tokenizer
+from shearling.turns import Timing, in_turns
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from shearling.stages import Watcher
+
+FORMATS = {"onnx": onnx, "exported": exported}
+SUFFIXES = {"onnx": ".onnx", "exported": ".pt2"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A file's size and its time for one batch."""
+
+    model: str
+    bytes: int
+    latency: Timing
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"model": self.model, "bytes": self.bytes, "latency": self.latency.to_json()}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, how far it is from PyTorch, and how it compares with the dense model."""
+
+    out: Path
+    format: str
+    precision: str
+    inputs: dict[str, list[str | int]]
+    outputs: list[str]
+    difference: Difference
+    batch: list[int]
+    this: Measured
+    dense: Measured | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of `shearling export --json`."""
+        return {
+            "out": str(self.out),
+            "format": self.format,
+            "precision": self.precision,
+            "inputs": self.inputs,
+            "outputs": self.outputs,
+            "max_difference": self.difference.largest,
+            "check": self.difference.to_json(),
+            "batch": self.batch,
+            "exported": self.this.to_json(),
+            "dense": None if self.dense is None else self.dense.to_json(),
+        }
+
+
+def export_model(
+    name: str,
+    out: Path,
+    *,
+    format: str = "onnx",  # noqa: A002 - the option's name
+    precision: str = "float32",
+    data: str | None = None,
+    task: str | None = None,
+    dense: str | None = None,
+    rounds: int = 20,
+    force: bool = False,
+    trust_remote_code: bool = False,
+    watcher: Watcher | None = None,
+) -> Exported:
+    """Write the model as a file, checked against PyTorch on real inputs first; a failed check leaves nothing.
+
+    dense   a model to compare size and latency with; the one the record names, unless given
+    """
+    if format not in FORMATS:
+        raise InputError(f"No format '{format}'; there are {', '.join(FORMATS)}.")
+    FORMATS[format].require()
+    check_file(out, force=force)
+    tell = watcher or (lambda stage, done, total: None)
+    tell("load", 0, 1)
+    model = load_model(name, device="cpu", dtype="float32", trust_remote_code=trust_remote_code)
+    batches = example_inputs(model, name, data, task, trust_remote_code=trust_remote_code)
+    other = dense or base_of(Path(name))
+    with beside(out) as folder:
+        path = folder / out.name
+        run, difference, outputs = _write_checked(model, batches, path, format, precision, tell)
+        del model
+        runs: dict[str, Callable[[], object]] = {"this": lambda: run(batches[0])}
+        files = {"this": (name, path)}
+        if other is not None:
+            whole = load_model(other, device="cpu", dtype="float32", trust_remote_code=trust_remote_code)
+            (folder / "dense").mkdir()
+            files["dense"] = other, folder / "dense" / out.name
+            run_dense, _, _ = _write_checked(whole, batches, files["dense"][1], format, precision, tell)
+            del whole
+            runs["dense"] = lambda: run_dense(batches[0])
+        tell("time", 0, 1)
+        times = in_turns(runs, rounds=rounds)
+        found = {key: Measured(model_, size_of(file), times[key]) for key, (model_, file) in files.items()}
+        shutil.rmtree(folder / "dense", ignore_errors=True)
+        result = Exported(
+            out, format, precision, _described(batches[0]), outputs, difference,
+            list(next(iter(batches[0].values())).shape), found["this"], found.get("dense"),
+        )  # fmt: skip
+        put_in_place(folder, out)
+    return result
+
+
+def example_inputs(
+    model: PreTrainedModel, name: str, data: str | None, task: str | None, *, trust_remote_code: bool = False
+) -> list[Inputs]:
+    """Batches from the data where given, else from the tokenizer."""
+    from shearling.data import find_task, infer_task
+
+    if data is None:
+        try:
+            tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
+        except ModelError:
+            tokenizer = None  # a model of pictures, or a directory of weights alone
+        return inputs_from_tokenizer(model, tokenizer)
+    chosen = find_task(task) if task else infer_task(model)
+    tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
+    return inputs_from_rows(model, tokenizer, load_rows(data, chosen), chosen)
+
+
+def _write_checked(
+    model: PreTrainedModel,
+    batches: Sequence[Inputs],
+    path: Path,
+    format_: str,
+    precision: str,
+    tell: Watcher,
+) -> tuple[Runner, Difference, list[str]]:
+    kind = FORMATS[format_]
+    expected = reference(model, batches)
+    outputs = list(expected[0])
+    if precision == "float16":
+        model = model.half()
+    tell("export", 0, 1)
+    kind.write(model, batches[0], outputs, path, precision=precision)
+    tell("check", 0, 1)
+    run = kind.open_runner(path)
+    return run, check(run, batches, expected, precision=precision), outputs
+
+
+def _described(inputs: Inputs) -> dict[str, list[str | int]]:
+    from shearling.export.graph import axes
+
+    varying = axes(inputs)
+    return {name: [varying[name].get(i, n) for i, n in enumerate(t.shape)] for name, t in inputs.items()}
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file and of the weights beside it."""
+    return sum(part.stat().st_size for part in path.parent.glob(path.name + "*") if part.is_file())
+
+
+def check_file(out: Path, *, force: bool) -> None:
+    """Complain early about the place to write to."""
+    if out.is_dir():
+        raise OutputError(f"{out} is a directory; name a file, such as {out / 'model.onnx'}.")
+    if out.exists() and not force:
+        raise OutputError(f"{out} exists; choose another --out, or replace it with --force.")
+    parent = out.resolve().parent
+    existing = next(p for p in (parent, *parent.parents) if p.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise OutputError(f"No permission to write in {existing}; choose another --out.")
+
+
+@contextmanager
+def beside(out: Path) -> Iterator[Path]:
+    """A hidden folder next to the file, gone afterwards whatever happens."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
+    except OSError as error:
+        raise OutputError(f"Cannot write beside {out}: {error.strerror}.") from None
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def put_in_place(folder: Path, out: Path) -> None:
+    """Rename the files to where they belong, the one that is opened last of all."""
+    parts = sorted((p for p in folder.iterdir() if p.is_file()), key=lambda p: p.name == out.name)
+    try:
+        for part in parts:
+            part.replace(out.parent / part.name)
+    except OSError as error:
+        raise OutputError(f"Could not write {out}: {error.strerror or error}.") from error

@@ -1,0 +1,12 @@
+"""Pictures and pages: a chart as SVG, a report as one self-contained HTML file; no plotting library needed.
+
+chart.py   lines, bands and reference levels -> SVG
+curve.py   the results of a sweep -> its chart
+parts.py   the sections of a page
+page.py    sections -> one HTML file, light and dark
+"""
+
+from shearling.render.chart import Level, Point, Series, chart
+from shearling.render.curve import curve_chart
+
+__all__ = ["Level", "Point", "Series", "chart", "curve_chart"]

@@ -12,7 +12,7 @@ To get there both models run the layer up to that point and stop, so no layer's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -98,7 +98,8 @@ def walk(
             lane_s = _Lane(list(lane_t.hidden), lane_t.calls) if number == 0 else _enter(student.model, below, batches)
             for depth, sublayers in enumerate(below.sublayers):
                 for part, sublayer in enumerate(sublayers):
-                    pair = _Pair(above, below, depth, part, lane_t, lane_s, batches)
+                    kind = _SharedPair if below.repeats > 1 else _Pair
+                    pair = kind(above, below, depth, part, lane_t, lane_s, batches)
                     if realign is not None and sublayer.foldable and sublayer.units:
                         realign(sublayer, *pair.into_units())
                     last = part == len(sublayers) - 1
@@ -106,7 +107,7 @@ def walk(
                         return
                     done += 1
                     progress(done, total)
-                for batch in range(len(batches)):
+                for batch in range(len(batches)) if below.repeats == 1 else ():
                     lane_s.hidden[batch] = _probe(below, depth, 0, lane_s, batch, "end").hidden  # type: ignore[call-overload]
 
 
@@ -131,15 +132,12 @@ class _Pair:
         """Moments of h_S against y; the teacher's lane moves on to the next layer if asked to."""
         sublayer = self._sublayer
 
-        def pairs(batch: int) -> tuple[Tensor, Tensor]:
-            upto: Point = "end" if advance_teacher else "out"
-            above = _probe(self.above, self.depth, self.part, self.lane_t, batch, upto)
-            below = _probe(self.below, self.depth, self.part, self.lane_s, batch, "h")
-            y = above.o + above.x - below.x  # type: ignore[operator]
-            if advance_teacher:
-                self.lane_t.hidden[batch] = above.hidden  # type: ignore[call-overload]
-            h: Tensor = below.h[..., : sublayer.units * sublayer.width]  # type: ignore[index]
-            return h, y
+        def pairs(batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+            for above, below in self._both(batch, "end" if advance_teacher else "out", "h"):
+                y = above.o + above.x - below.x  # type: ignore[operator]
+                yield below.h[..., : sublayer.units * sublayer.width], y  # type: ignore[index]
+                if advance_teacher:
+                    self._advance(batch, above)
 
         return self._moments(sublayer.units * sublayer.width, sublayer.weight.shape[0], pairs)
 
@@ -147,26 +145,55 @@ class _Pair:
     def _sublayer(self) -> Sublayer:
         return self.below.sublayers[self.depth][self.part]
 
-    def _inputs(self, batch: int) -> tuple[Tensor, Tensor]:
-        z_t = _probe(self.above, self.depth, self.part, self.lane_t, batch, "in").z
-        z_s = _probe(self.below, self.depth, self.part, self.lane_s, batch, "in").z
-        return z_s, z_t  # type: ignore[return-value]
+    def _both(self, batch: int, teacher: Point, student: Point) -> Iterator[tuple[_Seen, _Seen]]:
+        """The sublayer in the teacher and in the student, each run up to a point."""
+        above = _probe(self.above, self.depth, self.part, self.lane_t, batch, teacher)
+        yield above, _probe(self.below, self.depth, self.part, self.lane_s, batch, student)
+
+    def _advance(self, batch: int, above: _Seen) -> None:
+        self.lane_t.hidden[batch] = above.hidden  # type: ignore[call-overload]
+
+    def _inputs(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for above, below in self._both(batch, "in", "in"):
+            yield below.z, above.z  # type: ignore[misc]
 
     def _moments(
-        self, n: int, out: int, pairs: Callable[[int], tuple[Tensor, Tensor]]
+        self, n: int, out: int, pairs: Callable[[int], Iterator[tuple[Tensor, Tensor]]]
     ) -> tuple[Moments, Moments]:
         fit, held_out = (Moments.zeros(n, out, self._sublayer.weight) for _ in range(2))
         for number, batch in enumerate(self.batches):
-            given, wanted = pairs(number)
-            real = self.below.real_tokens(batch, given.shape[:2])
-            judge = batch.held_out().to(given.device)
-            for moments, chosen in ((fit, ~judge), (held_out, judge)):
-                rows = chosen[:, None].expand(given.shape[:2])
-                rows = rows if real is None else rows & real
-                moments.add(flat(given, rows), flat(wanted, rows))
+            for given, wanted in pairs(number):
+                real = self.below.real_tokens(batch, given.shape[:2])
+                judge = batch.held_out().to(given.device)
+                for moments, chosen in ((fit, ~judge), (held_out, judge)):
+                    rows = chosen[:, None].expand(given.shape[:2])
+                    rows = rows if real is None else rows & real
+                    moments.add(flat(given, rows), flat(wanted, rows))
         fit.add_up()
         held_out.add_up()
         return fit, held_out
+
+
+class _SharedPair(_Pair):
+    """One sublayer that runs at several depths: all of them count in one fit.
+
+    The student is shown what enters the layer in the teacher. Its own inputs would change at every depth with the
+    weights that are being fitted, and the fit would be to inputs that are never seen again.
+    """
+
+    def _both(self, batch: int, teacher: Point, student: Point) -> Iterator[tuple[_Seen, _Seen]]:
+        hidden = self.lane_t.hidden[batch]
+        count = len(self.above.layers)
+        for run_number in range(count * self.above.repeats):
+            depth = run_number % count
+            lane = _Lane([hidden], [[self.lane_t.call(batch, run_number)]])
+            above = _probe(self.above, depth, self.part, lane, 0, "end")
+            if depth == self.depth:
+                yield above, _probe(self.below, depth, self.part, lane, 0, student)
+            hidden = above.hidden  # type: ignore[assignment]
+
+    def _advance(self, batch: int, above: _Seen) -> None:
+        """Every fit starts below the first depth again."""
 
 
 def _probe(stack: Stack, depth: int, part: int, lane: _Lane, batch: int, upto: Point) -> _Seen:

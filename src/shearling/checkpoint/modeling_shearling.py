@@ -46,7 +46,7 @@ class Hollow(nn.Module):
 
     def __init__(self, core: nn.Module, out: str, returns: int, argument: str = "", returned: int = -1) -> None:
         super().__init__()
-        self._modules = core._modules
+        self._modules, self._parameters, self._buffers = core._modules, core._parameters, core._buffers
         self.out_path, self.returns, self.returned = out, returns, returned
         self.argument = argument
         self.place = _place(core, argument) if returned >= 0 else -1

@@ -290,8 +290,8 @@ def _head_width(config: Any, field: str) -> int:
     """Columns of `h` per unit of attention: a head, or all query heads that share one key and value head."""
     heads = int(getattr(config, field))
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    groups = getattr(config, "num_key_value_heads", None) or heads
-    return int(size) * (heads // int(groups))
+    groups = getattr(config, "num_key_value_heads", None) if field == "num_attention_heads" else None
+    return int(size) * (heads // int(groups or heads))
 
 
 def find(module: nn.Module, path: str) -> nn.Module | None:

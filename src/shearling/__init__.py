@@ -14,6 +14,7 @@ from shearling._version import __version__
 from shearling.checkpoint.register import register_when_needed
 
 if TYPE_CHECKING:
+    from shearling.callback import PruneOnTrainEnd
     from shearling.checkpoint.load import load
     from shearling.checkpoint.plan import load_plan
     from shearling.errors import (
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
         TableError,
         UnsupportedArchitecture,
     )
+    from shearling.latency.profile import profile
+    from shearling.latency.table import Table, load_table
     from shearling.methods import Paper, Surgeon
     from shearling.pipeline import Plan, Pruned, measure, prune
 
@@ -41,20 +44,25 @@ __all__ = [
     "OutputError",
     "Paper",
     "Plan",
+    "PruneOnTrainEnd",
     "Pruned",
     "ShearlingError",
     "Surgeon",
+    "Table",
     "TableError",
     "UnsupportedArchitecture",
     "__version__",
     "load",
     "load_plan",
+    "load_table",
     "measure",
+    "profile",
     "prune",
 ]
 
 # Where each public name lives; imported when first asked for, so that `import shearling` stays quick.
 _HOMES = {
+    "shearling.callback": ("PruneOnTrainEnd",),
     "shearling.checkpoint.load": ("load",),
     "shearling.checkpoint.plan": ("load_plan",),
     "shearling.errors": (
@@ -69,6 +77,8 @@ _HOMES = {
         "TableError",
         "UnsupportedArchitecture",
     ),
+    "shearling.latency.profile": ("profile",),
+    "shearling.latency.table": ("Table", "load_table"),
     "shearling.methods": ("Paper", "Surgeon"),
     "shearling.pipeline": ("Plan", "Pruned", "measure", "prune"),
 }

@@ -10,7 +10,9 @@ from shearling._version import __version__
 from shearling.cli.demo import demo
 from shearling.cli.evaluate import evaluate
 from shearling.cli.export import export
+from shearling.cli.profile import profile
 from shearling.cli.prune import prune
+from shearling.cli.push import push
 from shearling.cli.show import show
 
 app = typer.Typer(
@@ -20,7 +22,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-for command in (prune, evaluate, show, export, demo):
+for command in (prune, profile, evaluate, show, export, push, demo):
     app.command()(command)
 
 

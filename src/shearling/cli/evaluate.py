@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
@@ -21,11 +22,16 @@ def evaluate(
     device: o.Device = "auto",
     dtype: o.Dtype = None,
     compiled: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
+    record: Annotated[
+        bool, typer.Option("--record", help="Also write the score into the checkpoint's record and model card.")
+    ] = False,
     trust_remote_code: o.TrustRemoteCode = False,
     quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
     """Score MODEL, dense or pruned, on labelled data."""
+    from shearling.checkpoint.load import read_record
+    from shearling.checkpoint.record import add_evaluation
     from shearling.cli.console import emit, say, watching
     from shearling.jobs import Source, evaluate_source
 
@@ -33,8 +39,12 @@ def evaluate(
         model, data, task, o.columns(text_columns), label_column, max_length, batch_size, device=device, dtype=dtype,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
+    if record:
+        read_record(Path(model))  # before the work: is it a checkpoint of ours?
     with watching(quiet=quiet) as watcher:
         result = evaluate_source(source, limit=limit, compiled=compiled, watcher=watcher)
+    if record:
+        add_evaluation(Path(model), result.to_json())
     if as_json:
         emit(result.to_json())
     else:

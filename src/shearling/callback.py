@@ -1,0 +1,91 @@
+"""Prune at the end of training, in one line of a Trainer script."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader
+from transformers import TrainerCallback
+
+from shearling.checkpoint.save import check_writable
+from shearling.errors import ConstraintError, DataError, InputError, ShearlingError
+from shearling.models.structure import structure_of
+from shearling.pipeline import prune
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from shearling.pipeline import Pruned
+
+CONSTRAINTS = ("flops", "params", "latency")
+
+logger = logging.getLogger("shearling")
+
+
+class PruneOnTrainEnd(TrainerCallback):
+    """Prune the trained model on its own training data and save it to `out`.
+
+    >>> trainer.add_callback(shearling.PruneOnTrainEnd(flops=0.5, out="my-model-50"))  # doctest: +SKIP
+
+    out, force  where to write, and whether what is there may be replaced
+    options     keywords of `shearling.prune`: flops, params, method, samples, ...
+
+    What cannot work (a place that cannot be written, an architecture without a row) fails before the training. What
+    fails after it is logged and kept in `error`: hours of training are not thrown away for it. `pruned` is the result.
+    """
+
+    def __init__(self, *, out: str | os.PathLike[str], force: bool = False, **options: Any) -> None:
+        known = inspect.signature(prune).parameters.keys() - {"model", "data"}
+        unknown = sorted(options.keys() - known)
+        if unknown:
+            names = ", ".join(sorted(known))
+            raise InputError(f"No option {', '.join(unknown)} in shearling.prune; there are {names}.")
+        if all(options.get(name) is None for name in CONSTRAINTS):
+            raise ConstraintError('Give a constraint: PruneOnTrainEnd(flops=0.5, out="my-model-50").')
+        self.out, self.force, self.options = Path(out), force, options
+        self.pruned: Pruned | None = None
+        self.error: ShearlingError | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        check_writable(self.out, force=self.force)
+        structure_of(_merged(kwargs["model"], copied=False))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        try:
+            data = _alike_everywhere(kwargs.get("train_dataloader"), args, self.options.get("seed", 0))
+            self.pruned = prune(_merged(kwargs["model"], copied=True), data, **self.options)
+            if state.is_world_process_zero:
+                self.pruned.save(self.out, source=kwargs.get("processing_class"), force=self.force)
+                logger.warning("pruned model written to %s\n%s", self.out, self.pruned)
+        except ShearlingError as error:
+            self.error = error
+            logger.error("The model was trained, but not pruned: %s", error)
+
+
+def _alike_everywhere(loader: Any, args: Any, seed: int) -> Any:
+    """The training data in an order that the seed alone decides, the same on every rank of a distributed run."""
+    if loader is None:
+        raise DataError("The trainer has no training data to calibrate on.")
+    dataset = loader.dataset
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        return loader  # a stream: as it comes
+    return DataLoader(
+        dataset,
+        batch_size=args.per_device_train_batch_size,
+        shuffle=True,
+        generator=torch.Generator().manual_seed(seed),
+        collate_fn=loader.collate_fn,
+    )
+
+
+def _merged(model: Any, *, copied: bool) -> PreTrainedModel:
+    """The model itself; where adapters were trained, with them merged into a copy."""
+    if not hasattr(model, "merge_and_unload"):
+        return model
+    return copy.deepcopy(model).merge_and_unload() if copied else model.get_base_model()

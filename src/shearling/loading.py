@@ -98,7 +98,7 @@ def _told(what: str, *, local: bool) -> Iterator[None]:
     """Turn what transformers raises into one message; an id that cannot be fetched gets a word on the network."""
     from transformers.utils import logging as noisy
 
-    level = noisy.get_verbosity()
+    level, bars = noisy.get_verbosity(), noisy.is_progress_bar_enabled()
     noisy.set_verbosity_error()
     noisy.disable_progress_bar()
     try:
@@ -111,7 +111,8 @@ def _told(what: str, *, local: bool) -> Iterator[None]:
         raise ModelError(f"{what}.{hint} {reason}") from error
     finally:
         noisy.set_verbosity(level)
-        noisy.enable_progress_bar()
+        if bars:
+            noisy.enable_progress_bar()
 
 
 def _some(names: list[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Any
 
 from shearling.errors import InputError, ShearlingError
 
@@ -15,25 +16,30 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """One command, as an exit code."""
-    import click
+    import typer
 
     from shearling.cli.app import app
     from shearling.cli.console import complain
 
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' bars would run through ours
     try:
         result = app(arguments, prog_name="shearling", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except InputError as error:
         complain(str(error))
         return 2
-    except click.exceptions.Abort:
+    except typer.Exit as leaving:
+        return leaving.exit_code
+    except typer.Abort:
         complain("interrupted")
         return 130
     except KeyboardInterrupt:
         complain("interrupted; nothing was left half-written")
         return 130
-    except click.ClickException as error:
-        error.show(file=sys.stderr)
+    except _usage_error() as error:
+        if message := error.format_message().strip():  # empty where the help has been shown instead
+            path = getattr(getattr(error, "ctx", None), "command_path", "shearling")
+            complain(f"{message} ({path} --help lists what there is)")
         return 2
     except ShearlingError as error:
         complain(str(error))
@@ -43,3 +49,10 @@ def run(arguments: list[str]) -> int:
             raise
         complain(f"{type(error).__name__}: {error} (SHEARLING_DEBUG=1 shows where)")
         return 1
+
+
+def _usage_error() -> Any:
+    """The class of all complaints about wrong use. Newer typer carries its own click, so it is found by descent."""
+    import typer
+
+    return typer.BadParameter.__mro__[2]

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from shearling.checkpoint.save import check_writable
 from shearling.costs import ratio_of
 from shearling.errors import ConstraintError, ModelError
+from shearling.latency.meet import checked_table
+from shearling.latency.table import load_table
 from shearling.loading import load_model, load_rows, load_tokenizer
 from shearling.methods import Method, Surgeon
 from shearling.pipeline import SAMPLES, Plan, Pruned, measure
@@ -57,16 +59,25 @@ class Target:
 
     flops: float | None = None
     params: float | None = None
-    multiple_of: int = 1
+    multiple_of: int | None = None
+    latency: float | None = None
+    table: Path | None = None
+    correct: bool = True
 
     def checked(self) -> Target:
         """Complain about ratios before any work is done."""
-        given = {"flops": self.flops, "params": self.params}
+        given = {"flops": self.flops, "params": self.params, "latency": self.latency}
         for name, value in given.items():
             if value is not None:
                 ratio_of(f"--{name}", value)
         if all(value is None for value in given.values()):
-            raise ConstraintError("Give a constraint: --flops 0.5 or --params 0.5 (several may be given together).")
+            raise ConstraintError(
+                "Give a constraint: --flops 0.5, --params 0.5 or --latency 0.5 (several may be given together)."
+            )
+        if self.table is not None:
+            if self.latency is None:
+                raise ConstraintError("--table is of use with --latency only; ask for one, such as --latency 0.5.")
+            load_table(self.table)
         return self
 
 
@@ -97,9 +108,13 @@ def read_source(source: Source, *, labels: bool) -> Loaded:
     return Loaded(model, tokenizer, task, batches)
 
 
-def measure_source(source: Source, method: Method, *, watcher: Watcher | None = None) -> tuple[Plan, Loaded]:
-    """Read a source and measure it."""
+def measure_source(
+    source: Source, method: Method, *, target: Target | None = None, watcher: Watcher | None = None
+) -> tuple[Plan, Loaded]:
+    """Read a source and measure it, once it is clear that the target's latency table is of this model."""
     loaded = read_source(source, labels=_needs_labels(method, source))
+    if target is not None:
+        checked_table(target.table, target.latency, loaded.model)
     plan = measure(
         loaded.model, loaded.batches, method=method, samples=source.samples, seed=source.seed, watcher=watcher
     )
@@ -121,8 +136,15 @@ def prune_source(
     target.checked()
     if out is not None:
         check_writable(out, force=force)
-    plan, loaded = measure_source(source, method, watcher=watcher)
-    pruned = plan.prune(flops=target.flops, params=target.params, multiple_of=target.multiple_of)
+    plan, loaded = measure_source(source, method, target=target, watcher=watcher)
+    pruned = plan.prune(
+        flops=target.flops,
+        params=target.params,
+        latency=target.latency,
+        table=target.table,
+        correct=target.correct,
+        multiple_of=target.multiple_of,
+    )
     if out is not None:
         local = Path(source.model)
         pruned.save(out, source=local if local.is_dir() else loaded.tokenizer, force=force)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,8 @@ from shearling.costs import (
 )
 from shearling.distributed import rank_and_world
 from shearling.errors import ConstraintError, InputError, ModelError
-from shearling.methods import Evidence, Method, Repaired, method_of
+from shearling.latency.meet import ALIGNED, checked_table, meet, table_for
+from shearling.methods import Evidence, Method, Repaired, asked, method_of
 from shearling.models.shrink import shrink
 from shearling.models.structure import Structure, structure_of
 from shearling.report import Cost, Report
@@ -35,8 +36,11 @@ from shearling.stages import Stages, Watcher
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from shearling.latency.table import Table
+
 SAMPLES = 2048
 FEW = 64
+NO_CONSTRAINT = "Give a constraint: flops=0.5, params=0.5 or latency=0.5 (several may be given together)."
 
 
 @dataclass(frozen=True)
@@ -76,28 +80,58 @@ class Plan:
         *,
         flops: float | None = None,
         params: float | None = None,
-        multiple_of: int = 1,
+        latency: float | None = None,
+        table: Table | str | os.PathLike[str] | None = None,
+        correct: bool = True,
+        multiple_of: int | None = None,
         check: bool = True,
     ) -> Pruned:
-        """A smaller copy of the model within every constraint given."""
-        limits = limits_of(self.structure, self.lengths, flops=flops, params=params)
+        """A smaller copy of the model within every constraint given.
+
+        latency, table  of the whole forward pass, by a latency table; without one, the model is profiled here and now
+        correct         where the model turns out slower than the table says, correct the table and choose again
+        multiple_of     round filter counts; 1 unless given, 8 for `surgeon` under a latency (what the tables hold)
+        """
         stages = Stages(self.watcher)
         teacher = self.structure
-        kept = self.method.choose(
-            self.evidence, teacher, limits, multiple_of=checked_multiple(multiple_of), stages=stages
-        )
-        if not any(len(units) for units in kept):
-            asked = ", ".join(f"{limit.name}={limit.ratio:g}" for limit in limits)
-            raise ConstraintError(f"{asked} leaves not a single unit in any layer; ask for more.")
-        with stages("shrink"):
-            student = structure_of(shrink(teacher.model, kept))
+        limits = limits_of(teacher, self.lengths, flops=flops, params=params, latency=latency)
+        extra: dict[str, Any] = {}
+        warnings: list[str] = []
+        if latency is None:
+            kept, student = self._cut(limits, checked_multiple(multiple_of or 1), stages)
+        else:
+            met = meet(
+                ratio_of("latency", latency),
+                table_for(teacher, self.sample, table, stages),
+                teacher,
+                lambda more: self._cut([*limits, *more], self._aligned(multiple_of), stages),
+                correct=correct,
+                stages=stages,
+            )
+            kept, student, warnings = met.kept, met.student, met.warnings
+            limits, extra = [*limits, *met.limits], {"latency": met.record}
         shard = self.sample.shard(*rank_and_world())
         repairs = self.method.repair(teacher, student, shard, stages=stages)
         difference = None
         if check:
             with stages("check"):
                 difference = self_check(teacher, student, kept, self.sample, limits)
-        return Pruned(student.model, kept, self._report(student, limits, stages, repairs, difference))
+        report = self._report(student, limits, stages, repairs, difference)
+        return Pruned(student.model, kept, replace(report, extra=extra, warnings=[*report.warnings, *warnings]))
+
+    def _cut(self, limits: Sequence[Limit], multiple_of: int, stages: Stages) -> tuple[list[Tensor], Structure]:
+        """Choose what stays, and make the student."""
+        kept = self.method.choose(self.evidence, self.structure, limits, multiple_of=multiple_of, stages=stages)
+        if not any(len(units) for units in kept):
+            raise ConstraintError(f"{asked(limits)} leaves not a single unit in any layer; ask for more.")
+        with stages("shrink"):
+            return kept, structure_of(shrink(self.structure.model, kept))
+
+    def _aligned(self, multiple_of: int | None) -> int:
+        """Under a latency, filters in the steps that were timed; Alg. 2 knows no steps."""
+        if multiple_of is not None:
+            return checked_multiple(multiple_of)
+        return 1 if self.method.name == "paper" else ALIGNED
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Keep the measurement (not the model or the sample) for another session."""
@@ -173,8 +207,11 @@ def prune(
     *,
     flops: float | None = None,
     params: float | None = None,
+    latency: float | None = None,
+    table: Table | str | os.PathLike[str] | None = None,
+    correct: bool = True,
     method: str | Method = "surgeon",
-    multiple_of: int = 1,
+    multiple_of: int | None = None,
     samples: int = SAMPLES,
     seed: int = 0,
     watcher: Watcher | None = None,
@@ -183,26 +220,34 @@ def prune(
 
     >>> pruned = shearling.prune(model, batches, flops=0.5)  # doctest: +SKIP
     """
-    for name, value in {"flops": flops, "params": params}.items():
-        if value is not None:
-            ratio_of(name, value)  # fail before the work, not after
-    if flops is None and params is None:
-        raise ConstraintError("Give a constraint: flops=0.5 or params=0.5 (several may be given together).")
+    given = {name: v for name, v in {"flops": flops, "params": params, "latency": latency}.items() if v is not None}
+    for name, value in given.items():
+        ratio_of(name, value)  # fail before the work, not after
+    if not given:
+        raise ConstraintError(NO_CONSTRAINT)
+    table = checked_table(table, latency, model)
     plan = measure(model, data, method=method, samples=samples, seed=seed, watcher=watcher)
-    return plan.prune(flops=flops, params=params, multiple_of=multiple_of)
+    return plan.prune(
+        flops=flops, params=params, latency=latency, table=table, correct=correct, multiple_of=multiple_of
+    )
 
 
 def limits_of(
-    structure: Structure, lengths: Sequence[float], *, flops: float | None = None, params: float | None = None
+    structure: Structure,
+    lengths: Sequence[float],
+    *,
+    flops: float | None = None,
+    params: float | None = None,
+    latency: float | None = None,
 ) -> list[Limit]:
-    """The constraints as tables of costs."""
+    """The constraints as tables of costs; a latency's own come from its table."""
     limits = []
     if flops is not None:
         limits.append(flops_limit(structure, lengths, ratio_of("flops", flops)))
     if params is not None:
         limits.append(params_limit(structure, ratio_of("params", params)))
-    if not limits:
-        raise ConstraintError("Give a constraint: flops=0.5 or params=0.5 (several may be given together).")
+    if not limits and latency is None:
+        raise ConstraintError(NO_CONSTRAINT)
     return limits
 
 

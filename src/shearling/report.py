@@ -116,11 +116,16 @@ def describe(record: dict[str, Any]) -> str:
 
 
 def latency_line(latency: dict[str, Any]) -> str:
-    """Predicted against measured, in words."""
+    """Predicted against measured, in words, and where."""
     words = f"predicted {latency['predicted']:.3f} of dense"
     if latency.get("measured") is not None:
         words += f", measured {latency['measured']:.3f} ({1 / latency['measured']:.2f}x faster)"
-    return words + f" on {latency['device']}"
+    words += f" on {latency['device']}"
+    if "batch_size" in latency:
+        words += f", batch {latency['batch_size']}, length {latency['seq_len']}, {latency['dtype']}"
+    if latency.get("corrections"):
+        words += f"; the table was corrected {'once' if latency['corrections'] == 1 else 'twice'}"
+    return words
 
 
 def layer_bars(layers: Sequence[dict[str, int]], dense: Sequence[dict[str, int]]) -> list[str]:

@@ -16,15 +16,36 @@ def prune(
     task: o.Task = None,
     flops: Annotated[Optional[float], typer.Option(help="Keep this share of the layers' FLOPs, in (0, 1].")] = None,  # noqa: UP045
     params: Annotated[Optional[float], typer.Option(help="Keep this share of the layers' parameters.")] = None,  # noqa: UP045
+    latency: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(help="Take this share of the model's time, by a latency table."),
+    ] = None,
+    table: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="What `shearling profile` wrote; without it, the model is profiled first."),
+    ] = None,
+    correct: Annotated[
+        bool, typer.Option("--correct/--no-correct", help="Choose again where the model is slower than the table says.")
+    ] = True,
     out: Annotated[Optional[Path], typer.Option(help="Where to write the pruned model.")] = None,  # noqa: UP045
     method: Annotated[str, typer.Option(help="surgeon (default), or paper.")] = "surgeon",
-    multiple_of: Annotated[int, typer.Option(help="Round filter counts to multiples of this.", min=1)] = 1,
+    multiple_of: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(help="Round filter counts to multiples of this; 8 with --latency, else 1.", min=1),
+    ] = None,
     labels: Annotated[bool, typer.Option("--labels", help="surgeon: use the data's labels.")] = False,
     refit: Annotated[bool, typer.Option("--refit/--no-refit", help="surgeon: refit the output projections.")] = True,
     importance: Annotated[str, typer.Option(help="paper: fisher, magnitude, gradient or random.")] = "fisher",
     allocation: Annotated[str, typer.Option(help="paper: searched or uniform.")] = "searched",
     rearrange: Annotated[bool, typer.Option("--rearrange/--no-rearrange", help="paper: rearrange the masks.")] = True,
     tune: Annotated[bool, typer.Option("--tune/--no-tune", help="paper: tune the masks.")] = True,
+    drop_sublayers: Annotated[
+        bool,
+        typer.Option(
+            "--drop-sublayers/--no-drop-sublayers",
+            help="paper: drop whole sublayers where their overheads alone exceed the latency.",
+        ),
+    ] = True,
     text_columns: o.TextColumns = None,
     label_column: o.LabelColumn = None,
     seed: o.Seed = 0,
@@ -52,12 +73,12 @@ def prune(
     )  # fmt: skip
     chosen = configured(
         method, labels=labels, refit=refit, importance=importance, allocation=allocation, rearrange=rearrange,
-        tune=tune, seed=seed,
+        tune=tune, seed=seed, drop_sublayers=drop_sublayers,
     )  # fmt: skip
     with watching(quiet=quiet) as watcher:
         pruned, record = prune_source(
             source,
-            Target(flops, params, multiple_of),
+            Target(flops, params, multiple_of, latency, table, correct),
             chosen,
             out=None if dry_run else out,
             force=force,

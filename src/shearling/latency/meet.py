@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,12 +18,14 @@ from shearling.distributed import rank_and_world
 from shearling.errors import ConstraintError
 from shearling.latency.inputs import example_inputs
 from shearling.latency.limits import latency_limits
-from shearling.latency.table import Table
+from shearling.latency.profile import profile
+from shearling.latency.table import Table, load_table
 from shearling.latency.timing import device_name, in_turns, using_threads
 from shearling.latency.validate import check_fits
 from shearling.loading import DTYPES
-from shearling.models.structure import Structure
+from shearling.models.structure import Structure, structure_of
 from shearling.passes import device_of, frozen
+from shearling.sample import Sample
 from shearling.stages import Stages
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ TOLERANCE = 0.05  # of the ratio asked for
 CORRECTIONS = 2
 ALIGNED = 8  # filters are kept in multiples of this: other counts are slower on most hardware, and were not timed
 
+T = TypeVar("T")
 Cut = tuple[list[Tensor], Structure]  # what stays, and the student
 
 
@@ -76,7 +80,7 @@ def meet(
         missed = measured > ratio * (1 + TOLERANCE)
         if not (missed and correct and at_home and len(tried) <= CORRECTIONS):
             break
-        overhead += (measured - max(predicted, ratio)) * table.dense
+        overhead = max(overhead, (measured - predicted) * table.dense)
         try:
             tighter = latency_limits(teacher, table, ratio, overhead=overhead)
             kept, student = cut(tighter)
@@ -105,6 +109,36 @@ def meet(
     return Met(kept, student, limits, record, warnings)
 
 
+def checked_table(
+    table: Table | str | os.PathLike[str] | None, latency: float | None, model: PreTrainedModel
+) -> Table | None:
+    """The table a caller gave, read and known to fit the model; before any work is done."""
+    if table is None:
+        return None
+    if latency is None:
+        raise ConstraintError("A latency table was given, but no latency; ask for one, such as latency=0.5.")
+    found = table if isinstance(table, Table) else load_table(table)
+    check_fits(found, structure_of(model))
+    return found
+
+
+def table_for(
+    structure: Structure, sample: Sample, table: Table | str | os.PathLike[str] | None, stages: Stages
+) -> Table:
+    """The table given, or one that is measured now: at the sample's batch size and mean length."""
+    if table is not None:
+        return table if isinstance(table, Table) else load_table(table)
+    length = sample.mean_length
+    with stages("profile") as progress:
+        found = profile(
+            structure.model,
+            batch_size=max(len(batch) for batch in sample),
+            seq_len=max(round(length), 1) if length is not None else 128,
+            progress=progress,
+        )
+    return _agreed(found)
+
+
 def measure_ratio(dense: PreTrainedModel, pruned: PreTrainedModel, table: Table, *, at_home: bool = True) -> float:
     """Time of the pruned over the dense model, run in turns at the table's shape, dtype and threads."""
     dtype = DTYPES[table.dtype] if at_home else dense.dtype
@@ -116,7 +150,7 @@ def measure_ratio(dense: PreTrainedModel, pruned: PreTrainedModel, table: Table,
     return less.median / full.median
 
 
-def _agreed(value: float) -> float:
+def _agreed(value: T) -> T:
     """The first process's reading, for all of them: they must choose alike."""
     if rank_and_world()[1] > 1:
         box = [value]

@@ -49,7 +49,7 @@ def wall(run: Run, device: torch.device) -> float:
         run()
         end.record()
         end.synchronize()
-        return start.elapsed_time(end) / 1e3
+        return float(start.elapsed_time(end)) / 1e3
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin
@@ -71,7 +71,7 @@ def read(run: Run, device: torch.device) -> Reading:
     run()
     end.record()
     end.synchronize()
-    return Reading(start.elapsed_time(end) / 1e3, launch)
+    return Reading(float(start.elapsed_time(end)) / 1e3, launch)
 
 
 def in_turns(runs: Sequence[Run], device: torch.device, *, rounds: int = 15, seconds: float = 20.0) -> list[Times]:

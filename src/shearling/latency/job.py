@@ -1,0 +1,64 @@
+"""The whole job of `shearling profile`: a model directory in, a table file out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from shearling.errors import OutputError
+from shearling.latency.plot import plot
+from shearling.latency.profile import BUDGET, profile
+from shearling.latency.table import Table
+from shearling.loading import load_model
+from shearling.passes import silent
+from shearling.stages import Watcher
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the model will run on, and how."""
+
+    batch_size: int = 32
+    seq_len: int = 128
+    device: str = "auto"
+    dtype: str | None = None
+    threads: int | None = None
+    budget: float = BUDGET
+    trust_remote_code: bool = False
+
+
+def profile_source(
+    model: str,
+    setting: Setting,
+    *,
+    out: Path,
+    picture: Path | None = None,
+    force: bool = False,
+    watcher: Watcher | None = None,
+) -> Table:
+    """Measure a model directory; writes the table, and a picture of it where one is asked for."""
+    for path in (out, picture):
+        if path is not None:
+            _writable(path, force=force)
+    loaded = load_model(model, device=setting.device, dtype=setting.dtype, trust_remote_code=setting.trust_remote_code)
+    table = profile(
+        loaded,
+        batch_size=setting.batch_size,
+        seq_len=setting.seq_len,
+        threads=setting.threads,
+        budget=setting.budget,
+        progress=silent if watcher is None else partial(watcher, "profile"),
+    )
+    table.save(out)
+    if picture is not None:
+        plot(table, picture)
+    return table
+
+
+def _writable(path: Path, *, force: bool) -> None:
+    """Complain before minutes of timing, not after."""
+    if path.exists() and not force:
+        raise OutputError(f"{path} exists; give another name, or --force to replace it.")
+    if not path.absolute().parent.is_dir():
+        raise OutputError(f"There is no folder {path.absolute().parent} to write {path.name} into; make it first.")

@@ -33,10 +33,10 @@ format: $(VENV)/.dev ## let ruff mend what it can
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.docs ## the documentation site, into site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 docs-serve: $(VENV)/.docs ## the documentation site, live
-	$(BIN)/mkdocs serve
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 build: $(VENV)/.dev ## wheel and sdist, into dist/
 	rm -rf dist

@@ -67,13 +67,11 @@ def commands() -> str:
 
 def _row(parameter: Any, context: Any) -> str:
     is_option = parameter.param_type_name == "option"
-    names = [*parameter.opts, *parameter.secondary_opts] if is_option else [parameter.human_readable_name.upper()]
-    takes = parameter.make_metavar(context) if is_option and not parameter.is_flag else ""
+    names = [*parameter.opts, *parameter.secondary_opts] if is_option else [parameter.name.upper()]
     default = parameter.get_default(context)
-    shown = "" if default in (None, False, (), []) or parameter.required else f"`{default}`"
+    shown = "" if default is None or default is False or parameter.required else f"`{default}`"
     text = " ".join((parameter.help or "").split()).replace("|", "\\|")
-    left = ", ".join(f"`{name}`" for name in names) + (f" {html.escape(takes).lower()}" if takes else "")
-    return f"| {left} | {text} | {shown} |"
+    return f"| {', '.join(f'`{name}`' for name in names)} | {text} | {shown} |"
 
 
 def _formula(match: re.Match[str]) -> str:

@@ -114,7 +114,7 @@ def test_memory_that_runs_out_halves_the_batches() -> None:
 def test_flat_takes_the_real_tokens() -> None:
     h = torch.arange(12.0).view(2, 3, 2)
     real = torch.tensor([[True, True, False], [True, False, False]])
-    assert flat(h, real).tolist() == [[0, 1], [2, 3], [6, 7]]
+    assert flat(h, real.flatten().nonzero().flatten()).tolist() == [[0, 1], [2, 3], [6, 7]]
     assert flat(h, None).shape == (6, 2)
 
 

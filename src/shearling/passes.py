@@ -168,7 +168,9 @@ def by_example(values: Tensor, examples: int) -> Tensor:
     return values.unflatten(0, (examples, -1)) if values.dim() == 2 else values
 
 
-def flat(h: Tensor, real: Tensor | None) -> Tensor:
-    """[B, S, n] -> [real tokens, n]."""
+def flat(h: Tensor, rows: Tensor | None) -> Tensor:
+    """[B, S, n] -> [tokens, n]: the rows of [B x S] given, or all of them."""
     h = h.detach()
-    return h.flatten(0, 1) if real is None else h[real]
+    if h.dim() > 2:
+        h = h.flatten(0, 1)
+    return h if rows is None else h.index_select(0, rows.to(h.device))

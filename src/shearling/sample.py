@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ class Batch:
     inputs: dict[str, Tensor]
     labels: dict[str, Tensor]
     indices: Tensor  # [B]
+    remembered: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)  # worked out once
 
     def __len__(self) -> int:
         return len(self.indices)

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from shearling.models.structure import Stack, Structure, Sublayer
+from shearling.models.structure import Share, Stack, Structure, Sublayer
 from shearling.moments import Moments
 from shearling.passes import Progress, by_example, device_of, fast_matmul, flat, frozen, run, silent, split_call
 from shearling.sample import Batch, Sample
@@ -161,13 +161,11 @@ class _Pair:
         self, n: int, out: int, pairs: Callable[[int], Iterator[tuple[Tensor, Tensor]]]
     ) -> tuple[Moments, Moments]:
         fit, held_out = (Moments.zeros(n, out, self._sublayer.weight) for _ in range(2))
+        shares: tuple[tuple[Moments, Share], ...] = ((fit, "fit"), (held_out, "held out"))
         for number, batch in enumerate(self.batches):
             for given, wanted in pairs(number):
-                real = self.below.real_tokens(batch, given.shape[:2])
-                judge = batch.held_out().to(given.device)
-                for moments, chosen in ((fit, ~judge), (held_out, judge)):
-                    rows = chosen[:, None].expand(given.shape[:2])
-                    rows = rows if real is None else rows & real
+                for moments, share in shares:
+                    rows = self.below.rows(batch, given.shape[:2], share)
                     moments.add(flat(given, rows), flat(wanted, rows))
         fit.add_up()
         held_out.add_up()

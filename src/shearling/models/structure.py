@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from shearling.sample import Batch
+
+
+Share = Literal["all", "fit", "held out"]  # of the examples
 
 
 @dataclass(frozen=True)
@@ -182,6 +185,25 @@ class Stack:
         if self.frames is not None and mask is not None and mask.shape != shape:
             batch = replace(batch, inputs={name: self.frames(shape[1], mask)})
         return batch.real_tokens(name, shape)
+
+    def rows(self, batch: Batch, shape: torch.Size, part: Share = "all") -> Tensor | None:
+        """Where in [B x S] the real tokens are, of all examples or of those of a part; None for every token.
+
+        Worked out once per batch: on a GPU, asking again for every sublayer would stop the queue each time.
+        """
+        key = (self.row.layers, shape, part)
+        if key not in batch.remembered:
+            batch.remembered[key] = self._rows(batch, shape, part)
+        rows: Tensor | None = batch.remembered[key]
+        return rows
+
+    def _rows(self, batch: Batch, shape: torch.Size, part: Share) -> Tensor | None:
+        real = self.real_tokens(batch, shape)
+        if part != "all":
+            judging = batch.held_out()[:, None].expand(shape)
+            chosen = judging if part == "held out" else ~judging
+            real = chosen if real is None else chosen.to(real.device) & real
+        return None if real is None else real.flatten().nonzero().flatten()
 
     def mask_of(self, batch: Batch) -> str:
         """The input that tells these layers what is padding. A decoder without inputs of its own sees the encoder's."""

@@ -52,7 +52,7 @@ def measure(
 
     def on_input(number: int, h: Tensor) -> None:
         h = by_example(h, len(batch))
-        rows = flat(h, stacks[number].real_tokens(batch, h.shape[:2])).to(found[number].A.dtype)
+        rows = flat(h, stacks[number].rows(batch, h.shape[:2])).to(found[number].A.dtype)
         rows = rows[:, : found[number].A.shape[0]]
         add_product_(found[number].A, rows, rows)
         counts[number].add_(len(rows))
@@ -60,7 +60,7 @@ def measure(
     def on_output(number: int, output: Tensor) -> None:
         def on_gradient(gradient: Tensor) -> None:
             gradient = by_example(gradient, len(batch))
-            rows = flat(gradient, stacks[number].real_tokens(batch, gradient.shape[:2])).to(found[number].G.dtype)
+            rows = flat(gradient, stacks[number].rows(batch, gradient.shape[:2])).to(found[number].G.dtype)
             add_product_(found[number].G, rows, rows)
 
         if output.requires_grad:  # a sublayer with no unit left gives a constant

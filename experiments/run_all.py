@@ -12,6 +12,8 @@ import traceback
 
 from common import arguments, execute, lab_of
 
+from shearling.errors import ShearlingError
+
 ORDER = (
     "curves", "ablation", "breakdown", "uniform", "importance", "shapes", "sample_size", "seeds", "comparison",
     "high_sparsity",
@@ -33,6 +35,9 @@ def main() -> int:
             found = execute(name, module.rows, lab)
             if found:
                 module.show(found, lab)
+        except ShearlingError as error:  # says itself what is missing
+            print(f"{name}: {error}", file=sys.stderr)
+            failed.append(name)
         except Exception:  # one experiment's failure must not cost the others
             traceback.print_exc()
             failed.append(name)

@@ -6,8 +6,9 @@ import json
 from pathlib import Path
 
 import numpy as np
-from data.tiny import WORDS, bert_config, bert_tokenizer, build
 from transformers import BertForSequenceClassification
+
+from data.tiny import WORDS, bert_config, bert_tokenizer, build
 
 
 def write_model(folder: Path, *, labels: int = 2, seed: int = 0, **sizes: int) -> Path:

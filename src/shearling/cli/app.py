@@ -13,6 +13,7 @@ from shearling.cli.export import export
 from shearling.cli.profile import profile
 from shearling.cli.prune import prune
 from shearling.cli.push import push
+from shearling.cli.retrain import retrain
 from shearling.cli.show import show
 
 app = typer.Typer(
@@ -22,7 +23,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-for command in (prune, profile, evaluate, show, export, push, demo):
+for command in (prune, profile, evaluate, retrain, show, export, push, demo):
     app.command()(command)
 
 

@@ -1,0 +1,64 @@
+"""`shearling retrain`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from shearling.cli import options as o
+
+
+def retrain(
+    directory: Annotated[Path, typer.Argument(help="A directory that `shearling prune` wrote.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Where to write the retrained model.")],
+    data: o.Data = None,
+    task: o.Task = None,
+    evaluation: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--eval", help="Labelled rows to score the model on, before and after."),
+    ] = None,
+    teacher: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="The dense model; its answers are learned beside the labels."),
+    ] = None,
+    epochs: Annotated[float, typer.Option(help="Passes over the data.")] = 3.0,
+    lr: Annotated[float, typer.Option(help="Learning rate.")] = 2e-5,
+    alpha: Annotated[float, typer.Option(help="With --teacher: the weight of its answers, in [0, 1].")] = 0.5,
+    temperature: Annotated[float, typer.Option(help="With --teacher: how soft its answers are.")] = 2.0,
+    text_columns: o.TextColumns = None,
+    label_column: o.LabelColumn = None,
+    limit: Annotated[Optional[int], typer.Option(help="Score on the first so many --eval rows.", min=1)] = None,  # noqa: UP045
+    seed: o.Seed = 0,
+    max_length: o.MaxLength = None,
+    batch_size: o.BatchSize = 32,
+    device: o.Device = "auto",
+    trust_remote_code: o.TrustRemoteCode = False,
+    force: o.Force = False,
+    quiet: o.Quiet = False,
+    as_json: o.Json = False,
+) -> None:
+    """Retrain a pruned model on labelled data; an interrupted run goes on where it stopped."""
+    from shearling.cli.console import emit, say, watching
+    from shearling.jobs import Source
+    from shearling.retrain import Recipe, retrain_source
+
+    source = Source(
+        str(directory), data, task, o.columns(text_columns), label_column, max_length, batch_size, seed=seed,
+        device=device, trust_remote_code=trust_remote_code,
+    )  # fmt: skip
+    recipe = Recipe(epochs, lr, batch_size, seed, alpha, temperature)
+    with watching(quiet=quiet) as watcher:
+        record = retrain_source(
+            source, recipe, out, teacher=teacher, evaluation=evaluation, limit=limit, force=force, watcher=watcher
+        )
+    if as_json:
+        emit(record)
+        return
+    facts = record["retrained"]
+    say(f"{facts['steps']:,} steps in {facts['seconds']:.1f} s, mean loss {facts['loss']:.4f}", quiet=quiet)
+    if facts["before"]:
+        before, after = facts["before"], facts["after"]
+        say(f"{before['metric']} {before['value']:.2f} -> {after['value']:.2f}", quiet=quiet)
+    say(f"written to {out}", quiet=quiet)

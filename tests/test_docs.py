@@ -1,0 +1,199 @@
+"""The documentation says what the program does: its code runs, its names exist, its links lead somewhere."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import BertForSequenceClassification
+
+import shearling
+from data.tiny import bert_config, bert_tokenizer, build
+from shearling.cli import run
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = sorted(path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")) if path.exists())
+FENCE = re.compile(r"(?:<!-- needs: ([\w, -]+) -->\n)?^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+WORDS = ("good", "bad", "film", "city", "river", "paris", "anna", "walk")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block of a page."""
+
+    language: str
+    code: str
+    needs: str | None
+    line: int
+
+
+def blocks_of(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [Block(m[2], m[3], m[1], text[: m.start()].count("\n") + 1) for m in FENCE.finditer(text)]
+
+
+def commands_of(block: Block) -> Iterator[list[str]]:
+    """The words of each command of a bash block; comments and continued lines as the shell has them."""
+    for line in block.code.replace("\\\n", " ").splitlines():
+        if words := shlex.split(line, comments=True):
+            yield words
+
+
+@pytest.fixture
+def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A folder with `my-model` and `reviews.jsonl`, and the names that the pages take for granted."""
+    monkeypatch.chdir(tmp_path)
+    tokenizer = bert_tokenizer()
+    model = build(BertForSequenceClassification, bert_config())
+    model.save_pretrained("my-model")
+    tokenizer.save_pretrained("my-model")
+    rows = [{"text": f"the {WORDS[i % 8]} film was {WORDS[i // 8 % 8]} .", "label": i % 2} for i in range(80)]
+    Path("reviews.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    texts = [row["text"] for row in rows]
+    batches = [dict(tokenizer(texts[i : i + 16], padding=True, return_tensors="pt")) for i in range(0, 80, 16)]
+    return {"model": model, "tokenizer": tokenizer, "batches": batches}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_of_a_page_runs(page: Path, workshop: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
+    blocks = [b for b in blocks_of(page) if b.language in ("python", "bash") and b.needs is None]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for block in blocks:
+            where = f"{page.name}, line {block.line}"
+            if block.language == "python":
+                exec(compile(block.code, where, "exec"), workshop)
+                continue
+            for words in commands_of(block):
+                assert words[0] == "shearling", f"{where}: mark blocks that run anything else with <!-- needs: ... -->"
+                code = run(words[1:])
+                assert code == 0, f"{where}: {shlex.join(words)} exits with {code}: {capfd.readouterr().err}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_block_says_its_language(page: Path) -> None:
+    nameless = [block.line for block in blocks_of(page) if not block.language]
+    assert not nameless, f"{page.name}: blocks without a language at lines {nameless}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    targets = [t.split("#")[0] for t in re.findall(r"\]\(([^)\s]+)\)", text) if not t.startswith(("http", "#"))]
+    gone = [t for t in targets if not (page.parent / t).exists()]
+    assert not gone, f"{page.name} links to {gone}"
+
+
+def test_the_first_screen_of_the_readme() -> None:
+    """One sentence, the measured table, six or seven lines of Python, one command; in this order."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    start, end = text.index("<!-- results:start -->"), text.index("<!-- results:end -->")
+    python, bash = blocks_of(ROOT / "README.md")[:2]
+    assert text.index("Prune a fine-tuned Transformer") < start < end < text.index("```python")
+    assert (python.language, bash.language) == ("python", "bash")
+    assert len([line for line in python.code.splitlines() if line.strip()]) <= 7
+    assert len(list(commands_of(bash))) == 1
+
+
+def test_the_tree_in_the_readme_names_what_there_is() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    tree = next(block.code for block in blocks_of(ROOT / "README.md") if block.code.startswith("src/shearling/"))
+    named = re.findall(r"^  ([\w.]+/?)\s", tree, re.MULTILINE)
+    package = ROOT / "src" / "shearling"
+    assert all((package / name).exists() for name in named), text
+    folders = {p.name for p in package.iterdir() if p.is_dir() and (p / "__init__.py").exists()}
+    assert folders <= {name.rstrip("/") for name in named}, "a folder of the package is not in the README's tree"
+
+
+def test_the_functions_that_the_methods_page_names_exist() -> None:
+    text = (DOCS / "method.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"`(shearling(?:\.\w+)+)`", text))
+    assert len(names) >= 15
+    for name in names:
+        home, _, attribute = name.rpartition(".")
+        try:
+            found = importlib.import_module(name)
+        except ModuleNotFoundError:
+            owner, _, inner = home.rpartition(".")
+            found = getattr(_module_or_class(home, owner, inner), attribute)
+        assert found is not None
+
+
+def _module_or_class(home: str, owner: str, inner: str) -> Any:
+    try:
+        return importlib.import_module(home)
+    except ModuleNotFoundError:
+        return getattr(importlib.import_module(owner), inner)
+
+
+def test_the_python_reference_is_complete() -> None:
+    shown = set(re.findall(r"^::: shearling\.(\w+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE))
+    missing = set(shearling.__all__) - shown - {"__version__"}
+    assert not missing, f"docs/api.md does not show {sorted(missing)}"
+
+
+def test_deviations_named_in_the_code_are_on_the_methods_page() -> None:
+    """Every module that says `Differs from the paper` stands in the table of deviations."""
+    text = (DOCS / "method.md").read_text(encoding="utf-8")
+    table = text.partition("## Where this differs from the paper, and why")[2]
+    source = ROOT / "src"
+    marked = [p for p in source.rglob("*.py") if "Differs from the paper" in p.read_text(encoding="utf-8")]
+    modules = [".".join(p.relative_to(source).with_suffix("").parts) for p in marked]
+    assert modules, "the code marks its deviations with `Differs from the paper`"
+    missing = [module for module in modules if f"`{module}`" not in table]
+    assert not missing, f"docs/method.md does not say how {missing} differ from the paper"
+
+
+def test_the_command_reference_shows_every_command_and_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    typer = pytest.importorskip("typer")
+    from shearling.cli.app import app
+
+    monkeypatch.syspath_prepend(str(DOCS))
+    reference = importlib.import_module("hooks").commands()
+    root = typer.main.get_command(app)
+    for name, command in root.commands.items():
+        assert f"## shearling {name}\n" in reference
+        for parameter in command.params:
+            assert all(f"`{o}`" in reference for o in parameter.opts if o.startswith("-"))
+    assert "| `--seed` |" in reference
+
+
+def test_docstrings_become_lists_and_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("griffe")
+    monkeypatch.syspath_prepend(str(DOCS))
+    text = (
+        "One line.\n\ndata, more  what it is,\n            and on\nseed        a number\n\n>>> f(1)  # doctest: +SKIP"
+    )
+    shown = importlib.import_module("docstrings").as_markdown(text)
+    assert "* `data`, `more`: what it is, and on\n* `seed`: a number" in shown
+    assert "```python\nf(1)\n```" in shown
+
+
+def test_the_site_builds_and_asks_nothing_of_other_hosts(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    pytest.importorskip("mkdocstrings")
+    site = tmp_path / "site"
+    arguments = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(ROOT / "mkdocs.yml")]
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": path}
+    done = subprocess.run(
+        [*arguments, "-d", str(site)], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert not re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(?:https?:)?//[^"]*', text), page.name
+        assert "arithmatex" not in text, f"{page.name} has a formula that was not drawn"
+    assert "<math" in (site / "method.html").read_text(encoding="utf-8")

@@ -15,6 +15,7 @@ from shearling.sample import Batch, Sample
 
 logger = logging.getLogger("shearling")
 T = TypeVar("T")
+MAX_TOKENS = {"cpu": 4096, "cuda": 16384}  # per batch
 Progress = Callable[[int, int], None]  # (done, total)
 
 
@@ -73,6 +74,11 @@ def device_of(model: nn.Module) -> torch.device:
 def run(model: nn.Module, batch: Batch) -> Any:
     """One forward pass; labels are never handed to the model."""
     return model(**batch.inputs, return_dict=True)
+
+
+def bounded(sample: Sample, device: torch.device) -> Sample:
+    """The sample in batches whose activations fit: large ones keep a GPU busy, small ones suit a CPU's caches."""
+    return sample.capped(MAX_TOKENS.get(device.type, MAX_TOKENS["cpu"]))
 
 
 def with_halving(stage: Callable[[Sample], T], sample: Sample) -> T:

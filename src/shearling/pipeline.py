@@ -24,11 +24,12 @@ from shearling.costs import (
     whole_macs,
 )
 from shearling.distributed import rank_and_world
-from shearling.errors import ConstraintError, InputError, ModelError
+from shearling.errors import ConstraintError, DataError, InputError, ModelError
 from shearling.latency.meet import ALIGNED, checked_table, meet, table_for
 from shearling.methods import Evidence, Method, Repaired, asked, method_of
 from shearling.models.shrink import shrink
 from shearling.models.structure import Structure, structure_of
+from shearling.passes import bounded, device_of
 from shearling.report import Cost, Report
 from shearling.sample import Sample, accepted_inputs, sample_of
 from shearling.stages import Stages, Watcher
@@ -188,10 +189,13 @@ def measure(
     """
     structure = _prunable(model)
     chosen = method_of(method)
-    sample = sample_of(data, limit=samples, accepts=accepted_inputs(model))
+    sample = bounded(sample_of(data, limit=samples, accepts=accepted_inputs(model)), device_of(model))
     stages = Stages(watcher)
     lengths = sequence_lengths(structure, sample)
-    shard = sample.shard(*rank_and_world())
+    rank, world = rank_and_world()
+    if sample.examples < world:
+        raise DataError(f"The sample has {sample.examples} examples for {world} processes; every one needs some.")
+    shard = sample.shard(rank, world)
     evidence = chosen.measure(structure, shard, seed=seed, stages=stages)
     warnings = []
     if sample.examples < FEW:

@@ -15,6 +15,7 @@ from torch import Tensor
 from shearling.errors import DataError
 
 LABELS = ("labels", "label", "start_positions", "end_positions")
+ASSUMED_LENGTH = 256  # tokens of an example that does not show them: an image, a sound
 HELD_OUT = 8  # one example in eight is kept from fits, to judge them
 
 
@@ -111,6 +112,16 @@ class Sample:
             middle = (len(batch) + 1) // 2
             halves += [batch.part(0, middle)] + ([batch.part(middle, len(batch))] if len(batch) > 1 else [])
         return Sample(tuple(halves))
+
+    def capped(self, tokens: int) -> Sample:
+        """The same examples in batches of at most so many tokens (or pixels' rows, where there are no tokens)."""
+        parts: list[Batch] = []
+        for batch in self.batches:
+            ids = batch.inputs.get("input_ids")
+            length = ids.shape[1] if ids is not None and ids.dim() == 2 else ASSUMED_LENGTH
+            size = max(1, tokens // length)
+            parts += [batch.part(i, i + size) for i in range(0, len(batch), size)]
+        return Sample(tuple(parts))
 
     def first(self, count: int) -> Sample:
         """The first `count` examples."""

@@ -12,7 +12,7 @@ To get there both models run the layer up to that point and stop, so no layer's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -52,11 +52,50 @@ def _same(a: Any, b: Any) -> bool:
     return a is b or (isinstance(a, (str, int, float)) and isinstance(b, (str, int, float)) and a == b)
 
 
+class _Shelf:
+    """One [B, S, D] a batch; on the host where the device has no room for all of them."""
+
+    def __init__(self, tensors: Iterable[Tensor] = (), *, spilled: bool = False) -> None:
+        self.spilled = spilled
+        self._tensors: list[Tensor] = []
+        self._devices: list[torch.device] = []
+        for tensor in tensors:
+            self.append(tensor)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self._tensors[index].to(self._devices[index], non_blocking=True)
+
+    def __setitem__(self, index: int, tensor: Tensor) -> None:
+        self._tensors[index], self._devices[index] = self._kept(tensor), tensor.device
+
+    def append(self, tensor: Tensor) -> None:
+        self._tensors.append(self._kept(tensor))
+        self._devices.append(tensor.device)
+
+    def copy(self) -> _Shelf:
+        """The same tensors on a shelf of their own."""
+        return _Shelf((self[i] for i in range(len(self))), spilled=self.spilled)
+
+    def _kept(self, tensor: Tensor) -> Tensor:
+        return tensor.cpu() if self.spilled else tensor
+
+
+def _no_room(batches: Sequence[Batch], hidden: Tensor) -> bool:
+    """Whether two lanes of hidden states would fill more than half of what the GPU has free."""
+    if hidden.device.type != "cuda":
+        return False
+    rows = sum(len(batch) for batch in batches) / hidden.shape[0]
+    return 2 * rows * hidden.numel() * hidden.element_size() > torch.cuda.mem_get_info(hidden.device)[0] / 2
+
+
 @dataclass
 class _Lane:
     """One model's way through one stack: the hidden states before the current layer, and how to call each layer."""
 
-    hidden: list[Tensor]  # one [B, S, D] a batch
+    hidden: _Shelf
     calls: list[list[_Call]]  # [batch][layer]; a single entry serves all layers
 
     def call(self, batch: int, layer: int) -> _Call:
@@ -95,7 +134,7 @@ def walk(
         for number, (above, below) in enumerate(zip(teacher.stacks, student.stacks, strict=True)):
             lane_t = _enter(teacher.model, above, batches)
             # The first stack's inputs are embeddings, which pruning leaves alone; a decoder sees the pruned encoder.
-            lane_s = _Lane(list(lane_t.hidden), lane_t.calls) if number == 0 else _enter(student.model, below, batches)
+            lane_s = _Lane(lane_t.hidden.copy(), lane_t.calls) if number == 0 else _enter(student.model, below, batches)
             for depth, sublayers in enumerate(below.sublayers):
                 for part, sublayer in enumerate(sublayers):
                     kind = _SharedPair if below.repeats > 1 else _Pair
@@ -108,7 +147,7 @@ def walk(
                     done += 1
                     progress(done, total)
                 for batch in range(len(batches)) if below.repeats == 1 else ():
-                    lane_s.hidden[batch] = _probe(below, depth, 0, lane_s, batch, "end").hidden  # type: ignore[call-overload]
+                    lane_s.hidden[batch] = _probe(below, depth, 0, lane_s, batch, "end").hidden  # type: ignore[assignment]
 
 
 @dataclass
@@ -151,7 +190,7 @@ class _Pair:
         yield above, _probe(self.below, self.depth, self.part, self.lane_s, batch, student)
 
     def _advance(self, batch: int, above: _Seen) -> None:
-        self.lane_t.hidden[batch] = above.hidden  # type: ignore[call-overload]
+        self.lane_t.hidden[batch] = above.hidden  # type: ignore[assignment]
 
     def _inputs(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
         for above, below in self._both(batch, "in", "in"):
@@ -184,7 +223,7 @@ class _SharedPair(_Pair):
         count = len(self.above.layers)
         for run_number in range(count * self.above.repeats):
             depth = run_number % count
-            lane = _Lane([hidden], [[self.lane_t.call(batch, run_number)]])
+            lane = _Lane(_Shelf([hidden]), [[self.lane_t.call(batch, run_number)]])
             above = _probe(self.above, depth, self.part, lane, 0, "end")
             if depth == self.depth:
                 yield above, _probe(self.below, depth, self.part, lane, 0, student)
@@ -199,7 +238,8 @@ def _probe(stack: Stack, depth: int, part: int, lane: _Lane, batch: int, upto: P
     sublayer = stack.sublayers[depth][part]
     scale = sublayer.scale
     seen = _Seen()
-    examples = len(lane.hidden[batch])
+    entering = lane.hidden[batch]
+    examples = len(entering)
 
     def on_residual(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = by_example(split_call(args, kwargs)[0], examples)
@@ -227,20 +267,22 @@ def _probe(stack: Stack, depth: int, part: int, lane: _Lane, batch: int, upto: P
         hooks.callback(sublayer.out.register_forward_pre_hook(on_h).remove)
         hooks.callback(sublayer.out.register_forward_hook(on_o).remove)
         call = lane.call(batch, depth)
-        out = _until_stopped(stack.layers[depth], lane.hidden[batch], *call.args, **call.kwargs)
+        out = _until_stopped(stack.layers[depth], entering, *call.args, **call.kwargs)
     seen.hidden = out[0] if isinstance(out, tuple) else out
     return seen
 
 
 def _enter(model: nn.Module, stack: Stack, batches: Sequence[Batch]) -> _Lane:
     """Record what reaches the layers. Once a full pass shows that all are called alike, one call per batch will do."""
-    lane = _Lane([], [])
+    lane = _Lane(_Shelf(), [])
     alike = False
     for batch in batches:
         hidden, calls = _record(model, stack, batch, first_only=alike)
         if not alike and all(call.same_as(calls[0]) for call in calls):
             alike = True
             calls = calls[:1]
+        if not len(lane.hidden) and _no_room(batches, hidden):
+            lane.hidden.spilled = True
         lane.hidden.append(hidden)
         lane.calls.append(calls)
     return lane

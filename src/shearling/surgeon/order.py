@@ -16,7 +16,7 @@ it is needed, and a full panel is worked in with three matrix products. Sublayer
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,6 +27,7 @@ from shearling.surgeon.measure import Curvature
 
 DAMP = 1e-2
 PANEL = 64  # columns
+TOGETHER = {"cpu": 160 * 2**20, "cuda": 2 * 2**30}  # bytes of B for the sublayers that are worked on together
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def order(curvatures: Sequence[Curvature], *, damp: float = DAMP, progress: Prog
         groups.setdefault((*c.W.shape, c.width, c.A.device), []).append(i)
     orders: dict[int, Order] = {}
     total = sum(c.W.shape[1] // c.width for c in curvatures)
-    for members in groups.values():
+    for members in _bounded(groups.values(), curvatures):
         batch = [curvatures[i] for i in members]
         before = sum(len(o.removed) for o in orders.values())
 
@@ -57,6 +58,15 @@ def order(curvatures: Sequence[Curvature], *, damp: float = DAMP, progress: Prog
 
         orders |= dict(zip(members, _order_batch(batch, damp, step), strict=True))
     return [orders[i] for i in range(len(curvatures))]
+
+
+def _bounded(groups: Iterable[list[int]], curvatures: Sequence[Curvature]) -> Iterator[list[int]]:
+    """The groups in parts that memory has room for."""
+    for members in groups:
+        A = curvatures[members[0]].A
+        size = max(1, TOGETHER.get(A.device.type, TOGETHER["cpu"]) // max(1, 8 * A.numel()))
+        for start in range(0, len(members), size):
+            yield members[start : start + size]
 
 
 def _order_batch(batch: Sequence[Curvature], damp: float, progress: Progress) -> list[Order]:

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from shearling.checkpoint.record import base_of
 from shearling.errors import InputError, ModelError, OutputError
 from shearling.export import exported, onnx
 from shearling.export.check import Difference, Runner, check
 from shearling.export.graph import reference
 from shearling.export.inputs import Inputs, inputs_from_rows, inputs_from_tokenizer
+from shearling.latency.timing import Times, in_turns
 from shearling.loading import load_model, load_rows, load_tokenizer
-from shearling.turns import Timing, in_turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -35,11 +37,12 @@ class Measured:
 
     model: str
     bytes: int
-    latency: Timing
+    latency: Times
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {"model": self.model, "bytes": self.bytes, "latency": self.latency.to_json()}
+        """Plain data, times in milliseconds."""
+        times = {"milliseconds": 1e3 * self.latency.median, "spread": 1e3 * self.latency.spread}
+        return {"model": self.model, "bytes": self.bytes, "latency": times}
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,10 @@ def export_model(
     other = dense or base_of(Path(name))
     with beside(out) as folder:
         path = folder / out.name
-        run, difference, outputs = _write_checked(model, batches, path, format, precision, tell)
+        expected = reference(model, batches)
+        run, outputs = _write(model, batches, path, format, precision, tell)
+        tell("check", 0, 1)
+        difference = check(run, batches, expected, precision=precision)
         del model
         runs: dict[str, Callable[[], object]] = {"this": lambda: run(batches[0])}
         files = {"this": (name, path)}
@@ -109,11 +115,11 @@ def export_model(
             whole = load_model(other, device="cpu", dtype="float32", trust_remote_code=trust_remote_code)
             (folder / "dense").mkdir()
             files["dense"] = other, folder / "dense" / out.name
-            run_dense, _, _ = _write_checked(whole, batches, files["dense"][1], format, precision, tell)
+            run_dense, _ = _write(whole, batches, files["dense"][1], format, precision, tell)  # only to be timed
             del whole
             runs["dense"] = lambda: run_dense(batches[0])
         tell("time", 0, 1)
-        times = in_turns(runs, rounds=rounds)
+        times = dict(zip(runs, in_turns(list(runs.values()), torch.device("cpu"), rounds=rounds), strict=True))
         found = {key: Measured(model_, size_of(file), times[key]) for key, (model_, file) in files.items()}
         shutil.rmtree(folder / "dense", ignore_errors=True)
         result = Exported(
@@ -141,24 +147,16 @@ def example_inputs(
     return inputs_from_rows(model, tokenizer, load_rows(data, chosen), chosen)
 
 
-def _write_checked(
-    model: PreTrainedModel,
-    batches: Sequence[Inputs],
-    path: Path,
-    format_: str,
-    precision: str,
-    tell: Watcher,
-) -> tuple[Runner, Difference, list[str]]:
-    kind = FORMATS[format_]
-    expected = reference(model, batches)
-    outputs = list(expected[0])
-    if precision == "float16":
-        model = model.half()
+def _write(
+    model: PreTrainedModel, batches: Sequence[Inputs], path: Path, format_: str, precision: str, tell: Watcher
+) -> tuple[Runner, list[str]]:
+    """The file, opened again, and the names of its outputs."""
     tell("export", 0, 1)
-    kind.write(model, batches[0], outputs, path, precision=precision)
-    tell("check", 0, 1)
-    run = kind.open_runner(path)
-    return run, check(run, batches, expected, precision=precision), outputs
+    outputs = list(reference(model, batches[:1])[0])
+    FORMATS[format_].write(
+        model.half() if precision == "float16" else model, batches[0], outputs, path, precision=precision
+    )
+    return FORMATS[format_].open_runner(path), outputs
 
 
 def _described(inputs: Inputs) -> dict[str, list[str | int]]:

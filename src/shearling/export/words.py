@@ -24,13 +24,11 @@ def describe(result: Exported) -> str:
         lines.append(_row("dense", result.dense))
     lines.append(_row("exported", result.this))
     if result.dense is not None:
-        faster = result.dense.latency.milliseconds / result.this.latency.milliseconds
+        faster = result.dense.latency.median / result.this.latency.median
         lines.append(f"  {'':<10}{result.this.bytes / result.dense.bytes:>8.0%} of size  {faster:>8.2f}x faster")
     return "\n".join(lines)
 
 
 def _row(label: str, found: Measured) -> str:
-    time = found.latency
-    return (
-        f"  {label:<10}{found.bytes / 1e6:>8.1f} MB {time.milliseconds:>10.2f} ms  +- {time.spread:.2f}   {found.model}"
-    )
+    took = f"{1e3 * found.latency.median:>10.2f} ms  +- {1e3 * found.latency.spread:.2f}"
+    return f"  {label:<10}{found.bytes / 1e6:>8.1f} MB {took}   {found.model}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch.distributed as dist
 from torch import Tensor
@@ -20,3 +20,20 @@ def add_up(tensors: Iterable[Tensor]) -> None:
     if rank_and_world()[1] > 1:
         for tensor in tensors:
             dist.all_reduce(tensor)
+
+
+def on_first(work: Callable[[], object]) -> None:
+    """Do something on one process alone, such as writing files; the others wait, and fail with it."""
+    rank, world = rank_and_world()
+    if world == 1:
+        work()
+        return
+    failed: list[Exception | None] = [None]
+    if rank == 0:
+        try:
+            work()
+        except Exception as error:
+            failed[0] = error
+    dist.broadcast_object_list(failed)
+    if failed[0] is not None:
+        raise failed[0]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from safetensors import SafetensorError
 
 from shearling.checkpoint.save import RECORD
 from shearling.errors import CheckpointError
@@ -19,15 +22,36 @@ MAX_SIZE = 2**24  # rows or columns of a projection
 
 def load(directory: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
     """The pruned model with the head it was saved with; keywords go to `from_pretrained`."""
+    from shearling.models.structure import structure_of
+
     folder = Path(directory)
-    read_record(folder)
+    record = read_record(folder)
     config = read_json(folder / "config.json")
     check_edits(config.get("quantization_config"), folder)
+    kwargs["output_loading_info"] = True
     try:
-        model: PreTrainedModel = _model_class(config, folder).from_pretrained(folder, **kwargs)
-    except (OSError, RuntimeError, ValueError, KeyError, AttributeError, TypeError) as error:
+        model, info = _model_class(config, folder).from_pretrained(folder, **kwargs)
+    except (OSError, RuntimeError, ValueError, KeyError, AttributeError, TypeError, SafetensorError) as error:
         raise CheckpointError(f"{folder} does not load: {error}") from error
-    return model
+    _check_weights(model, info["missing_keys"], folder)
+    if structure_of(model).sizes != record["layers"]:
+        raise CheckpointError(f"{folder / RECORD} tells of other layers than the weights have; the files were changed.")
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def _check_weights(model: PreTrainedModel, missing: set[str], folder: Path) -> None:
+    """Transformers fills missing weights with random numbers, and after a quantizer it does not compare shapes."""
+    from torch import nn
+
+    if missing:
+        raise CheckpointError(f"{folder} has no weights for {sorted(missing)[:3]}; the files were changed.")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and module.weight.shape != (module.out_features, module.in_features):
+            raise CheckpointError(
+                f"'{name}' in {folder} has weights of shape {tuple(module.weight.shape)}, but its config.json says "
+                f"({module.out_features}, {module.in_features}); the files were changed."
+            )
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -37,11 +61,51 @@ def read_record(folder: Path) -> dict[str, Any]:
     if not (folder / RECORD).is_file():
         raise CheckpointError(f"{folder} has no {RECORD}: it is not a model that shearling wrote, or not a whole one.")
     record = read_json(folder / RECORD)
-    wanted = {"method": str, "constraint": dict, "flops": dict, "params": dict, "layers": list, "dense_layers": list}
-    for name, kind in wanted.items():
-        if not isinstance(record.get(name), kind):
-            raise CheckpointError(f"{folder / RECORD}: '{name}' should be a {kind.__name__}; the file was changed.")
+    for name, fits in _FIELDS.items():
+        if not fits(record.get(name)):
+            raise CheckpointError(f"{folder / RECORD}: '{name}' is not what shearling writes there; it was changed.")
+    if len(record["layers"]) != len(record["dense_layers"]):
+        raise CheckpointError(f"{folder / RECORD}: 'layers' and 'dense_layers' differ in length; it was changed.")
     return record
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, list) and all(map(_text, value))
+
+
+def _numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(type(v) in (int, float) for v in value.values())
+
+
+def _cost(value: Any) -> bool:
+    return _numbers(value) and {"dense", "pruned", "ratio"} <= value.keys()
+
+
+def _layers(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(v, dict) and all(map(_count, v.values())) for v in value)
+
+
+def _repairs(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(v, dict) and _text(v.get("sublayer")) and _text(v.get("note")) for v in value
+    )
+
+
+# What those who read a record rely on.
+_FIELDS: dict[str, Callable[[Any], bool]] = {
+    "method": _text,
+    "model_type": _text,
+    "constraint": _numbers,
+    **dict.fromkeys(("flops", "params", "flops_model", "params_model"), _cost),
+    **dict.fromkeys(("layers", "dense_layers"), _layers),
+    "seconds": _numbers,
+    "warnings": _texts,
+    "repairs": _repairs,
+}
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from shearling.errors import CheckpointError, InputError
+from shearling.distributed import on_first
+from shearling.errors import CheckpointError, InputError, OutputError
 from shearling.methods import Surgeon
-from shearling.models.structure import structure_of
+from shearling.models.structure import Structure, structure_of
 from shearling.pipeline import Plan
 from shearling.sample import accepted_inputs, sample_of
 from shearling.surgeon.order import Order
@@ -35,33 +37,61 @@ def save_plan(plan: Plan, path: Path) -> Path:
         "seconds": dict(plan.seconds),
         "fingerprint": plan.sample.fingerprint,
         "warnings": plan.warnings,
-        "method": {"refit": plan.method.refit, "labels": plan.method.labels},
+        "examples": plan.sample.examples,
+        "method": asdict(plan.method),
     }
     partial = path.with_name(path.name + ".part")
-    save_file({k: v.contiguous() for k, v in tensors.items()}, partial, metadata={"shearling": json.dumps(header)})
-    partial.replace(path)
+
+    def write() -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            contiguous = {k: v.contiguous() for k, v in tensors.items()}
+            save_file(contiguous, partial, metadata={"shearling": json.dumps(header)})
+            partial.replace(path)
+        except (OSError, SafetensorError) as error:
+            if partial.is_file():
+                partial.unlink()
+            raise OutputError(f"Could not write {path}: {error}") from None
+
+    on_first(write)
     return path
 
 
 def load_plan(path: str | os.PathLike[str], model: PreTrainedModel, data: Any, *, samples: int | None = None) -> Plan:
     """A saved measurement with the model and the sample it was made of (the refit needs both again)."""
     structure = structure_of(model)
-    sample = sample_of(data, limit=samples, accepts=accepted_inputs(model))
+    header, orders = _read(Path(path), structure)
+    limit = header["examples"] if samples is None else samples
+    sample = sample_of(data, limit=limit, accepts=accepted_inputs(model))
+    warnings = list(header["warnings"])
+    if header["fingerprint"] != sample.fingerprint:
+        warnings.append("the plan was measured on another sample than the one given for the refit")
+    try:
+        method = Surgeon(**header["method"])
+        lengths, seconds = [float(n) for n in header["lengths"]], dict(header["seconds"])
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a plan that shearling saved: {error}") from None
+    return Plan(structure, sample, method, orders, int(header["seed"]), lengths, seconds, warnings)
+
+
+def _read(path: Path, structure: Structure) -> tuple[dict[str, Any], list[Order]]:
+    """The header and the orders, once they are seen to belong to the model."""
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["shearling"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
         if header["sizes"] != structure.sizes:
             raise CheckpointError(f"{path} was measured on another model: it has {header['sizes']} units per layer.")
+        missing = {"lengths", "seed", "seconds", "fingerprint", "warnings", "examples", "method"} - header.keys()
+        if missing:
+            raise KeyError(f"{sorted(missing)} missing")
         orders = [Order(tensors[f"{i}.removed"], tensors[f"{i}.error"]) for i in range(len(structure.sublayers))]
-        plan = Plan(
-            structure, sample, Surgeon(**header["method"]), orders, int(header["seed"]), list(header["lengths"]),
-            dict(header["seconds"]), list(header["warnings"]),
-        )  # fmt: skip
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise
+    except CheckpointError:
+        raise
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{path} is not a plan that shearling saved: {error}") from None
-    if header.get("fingerprint") != sample.fingerprint:
-        plan.warnings.append("the plan was measured on another sample than the one given for the refit")
-    return plan
+    for order, sublayer in zip(orders, structure.sublayers, strict=True):
+        whole = sorted(order.removed.tolist()) == list(range(sublayer.units)) and len(order.error) == sublayer.units + 1
+        if not whole or not order.error.isfinite().all():
+            raise CheckpointError(f"{path}: the order of the {sublayer.name} is damaged; measure again.")
+    return header, orders

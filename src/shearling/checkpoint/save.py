@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shearling.distributed import on_first
 from shearling.errors import OutputError
 
 if TYPE_CHECKING:
@@ -31,8 +32,12 @@ COMPANIONS = (
 def save(pruned: Pruned, directory: str | os.PathLike[str], *, source: Any = None, force: bool = False) -> Path:
     """The checkpoint as a directory that loads with plain `from_pretrained`."""
     target = Path(directory)
-    with whole_directory(target, force=force) as folder:
-        write_checkpoint(pruned, folder, source)
+
+    def write() -> None:
+        with whole_directory(target, force=force) as folder:
+            write_checkpoint(pruned, folder, source)
+
+    on_first(write)
     return target
 
 
@@ -84,7 +89,9 @@ def copy_companions(source: Path, folder: Path) -> None:
 def whole_directory(target: Path, *, force: bool = False) -> Iterator[Path]:
     """A folder to fill that becomes `target` at the end, or leaves no trace."""
     check_writable(target, force=force)
+    target = target.resolve()  # a link to a directory stays, its target is replaced
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
     except OSError as error:
         raise OutputError(f"Cannot write beside {target}: {error.strerror}.") from None
@@ -111,18 +118,21 @@ def check_writable(target: Path, *, force: bool = False) -> None:
     existing = next(p for p in (parent, *parent.parents) if p.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
         raise OutputError(f"No permission to write in {existing}; choose another --out.")
-    parent.mkdir(parents=True, exist_ok=True)
 
 
 def _put_in_place(folder: Path, target: Path) -> None:
-    target = target.resolve()  # a link to a directory stays, its target is replaced
     if not target.exists():
         folder.rename(target)
         return
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
     target.rename(aside / "old")
-    folder.rename(target)
-    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        folder.rename(target)
+    except BaseException:
+        (aside / "old").rename(target)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _sync(folder: Path) -> None:

@@ -29,6 +29,11 @@ class Readings:
         """Nothing read yet."""
         return cls([], [], [], [[[] for _ in shape.counts] for shape in shapes])
 
+    @property
+    def two_sided(self) -> bool:
+        """Whether host and device were read apart."""
+        return self.whole[0].launch is not None
+
 
 @dataclass(frozen=True)
 class Side:

@@ -53,7 +53,7 @@ def _draw(axes: Any, entry: Entry) -> None:
         axes.plot(entry.units, 1e3 * np.array(entry.launch), "x", ms=size, color=HOST, label="host launching it")
     axes.set_xlabel(f"{entry.kind} left in the sublayer")
     axes.set_ylabel("milliseconds")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.35e3 * max(seconds.max(), 1e-9))
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(fontsize=8, frameon=False, loc="upper left")

@@ -21,8 +21,9 @@ from shearling.stages import Watcher
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from shearling.data import Batches, Task
-    from shearling.evaluate import Evaluation
+    from shearling.data import Batches, Rows, Task
+    from shearling.evaluate import Evaluation, Exam
+    from shearling.maxdrop import Drop
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A source, read."""
+    """A source, read; `batches` is a sample of `rows`."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     task: Task
+    rows: Rows
     batches: Batches
 
 
@@ -83,7 +85,7 @@ class Target:
 
 def read_source(source: Source, *, labels: bool) -> Loaded:
     """Load the model, its tokenizer and a sample of the data."""
-    from shearling.data import encode, find_task, infer_task
+    from shearling.data import find_task, infer_task
 
     model = load_model(
         source.model, device=source.device, dtype=source.dtype, trust_remote_code=source.trust_remote_code
@@ -92,11 +94,22 @@ def read_source(source: Source, *, labels: bool) -> Loaded:
     task = find_task(source.task) if source.task else infer_task(model)
     if source.data is None and task.hub is None:
         raise ModelError(f"No data: give --data FILE (the task '{task.name}' has no data set of its own on the Hub).")
-    batches = encode(
-        load_rows(source.data, task),
+    rows = load_rows(source.data, task)
+    batches = sample_batches(source, rows, tokenizer, task, model.config, labels=labels)
+    return Loaded(model, tokenizer, task, rows, batches)
+
+
+def sample_batches(
+    source: Source, rows: Rows, tokenizer: PreTrainedTokenizerBase, task: Task, config: Any, *, labels: bool
+) -> Batches:
+    """Draw the sample that the source asks for."""
+    from shearling.data import encode
+
+    return encode(
+        rows,
         tokenizer,
         task,
-        model_config=model.config,
+        model_config=config,
         max_length=source.max_length,
         batch_size=source.batch_size,
         samples=source.samples,
@@ -105,14 +118,30 @@ def read_source(source: Source, *, labels: bool) -> Loaded:
         text_columns=source.text_columns,
         label_column=source.label_column,
     )
-    return Loaded(model, tokenizer, task, batches)
+
+
+def exam_of(source: Source, loaded: Loaded, evaluation: str | None, *, limit: int | None = None) -> Exam:
+    """The rows to score this model and its pruned copies on; a known task's dev split where no file is given."""
+    from shearling.evaluate import make_exam
+
+    return make_exam(
+        loaded.model,
+        loaded.tokenizer,
+        load_rows(evaluation, loaded.task, split="dev"),
+        loaded.task,
+        batch_size=2 * source.batch_size,
+        max_length=source.max_length,
+        text_columns=source.text_columns,
+        label_column=source.label_column,
+        limit=limit,
+    )
 
 
 def measure_source(
     source: Source, method: Method, *, target: Target | None = None, watcher: Watcher | None = None
 ) -> tuple[Plan, Loaded]:
     """Read a source and measure it, once it is clear that the target's latency table is of this model."""
-    loaded = read_source(source, labels=_needs_labels(method, source))
+    loaded = read_source(source, labels=needs_labels(method, source))
     if target is not None:
         checked_table(target.table, target.latency, loaded.model)
     plan = measure(
@@ -129,15 +158,30 @@ def prune_source(
     method: Method,
     *,
     out: Path | None,
+    drop: Drop | None = None,
     force: bool = False,
     watcher: Watcher | None = None,
 ) -> tuple[Pruned, dict[str, Any]]:
-    """Prune a model directory; writes `out` unless it is None. Also gives the record that `--json` prints."""
-    target.checked()
+    """Prune a model directory; writes `out` unless it is None. Also gives the record that `--json` prints.
+
+    drop  find the smallest budget that loses no more than this, instead of meeting the target's constraint
+    """
+    target = target.checked() if drop is None else drop.checked(target)
     if out is not None:
         check_writable(out, force=force)
     plan, loaded = measure_source(source, method, target=target, watcher=watcher)
-    pruned = plan.prune(
+    if drop is None:
+        pruned = cut(plan, target)
+    else:
+        pruned = drop.meet(plan, target, exam_of(source, loaded, drop.evaluation, limit=drop.limit), watcher)
+    if out is not None:
+        keep(pruned, source, loaded, out, force=force)
+    return pruned, pruned.report.to_json() | {"out": None if out is None else str(out)}
+
+
+def cut(plan: Plan, target: Target) -> Pruned:
+    """Prune to a target."""
+    return plan.prune(
         flops=target.flops,
         params=target.params,
         latency=target.latency,
@@ -145,10 +189,12 @@ def prune_source(
         correct=target.correct,
         multiple_of=target.multiple_of,
     )
-    if out is not None:
-        local = Path(source.model)
-        pruned.save(out, source=local if local.is_dir() else loaded.tokenizer, force=force)
-    return pruned, pruned.report.to_json() | {"out": None if out is None else str(out)}
+
+
+def keep(pruned: Pruned, source: Source, loaded: Loaded, out: Path, *, force: bool = False) -> None:
+    """Write a pruned model, with the files that lie beside the dense one."""
+    local = Path(source.model)
+    pruned.save(out, source=local if local.is_dir() else loaded.tokenizer, force=force)
 
 
 def evaluate_source(
@@ -177,7 +223,7 @@ def evaluate_source(
     )
 
 
-def _needs_labels(method: Method, source: Source) -> bool:
+def needs_labels(method: Method, source: Source) -> bool:
     """Labels are asked for where the method uses them and the task has any."""
     if isinstance(method, Surgeon):
         return method.labels

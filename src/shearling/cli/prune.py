@@ -27,6 +27,19 @@ def prune(
     correct: Annotated[
         bool, typer.Option("--correct/--no-correct", help="Choose again where the model is slower than the table says.")
     ] = True,
+    max_drop: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(help="Find the smallest budget that loses at most so many points on --eval."),
+    ] = None,
+    evaluation: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--eval", help="With --max-drop: labelled rows to score on."),
+    ] = None,
+    by: Annotated[str, typer.Option(help="With --max-drop: a budget of flops, params or latency.")] = "flops",
+    limit: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(help="With --max-drop: score on the first so many rows.", min=1),
+    ] = None,
     out: Annotated[Optional[Path], typer.Option(help="Where to write the pruned model.")] = None,  # noqa: UP045
     method: Annotated[str, typer.Option(help="surgeon (default), or paper.")] = "surgeon",
     multiple_of: Annotated[
@@ -63,6 +76,7 @@ def prune(
     """Prune MODEL to a constraint, without retraining, and write a smaller model directory."""
     from shearling.cli.console import emit, say, watching
     from shearling.jobs import Source, Target, prune_source
+    from shearling.maxdrop import describe_drop, drop_of
     from shearling.methods import configured
 
     if out is None and not dry_run:
@@ -81,6 +95,7 @@ def prune(
             Target(flops, params, multiple_of, latency, table, correct),
             chosen,
             out=None if dry_run else out,
+            drop=drop_of(max_drop, evaluation, by, limit),
             force=force,
             watcher=watcher,
         )
@@ -88,4 +103,6 @@ def prune(
         emit(record)
     else:
         say(str(pruned), quiet=quiet)
+        if "max_drop" in record:
+            say(f"\n{describe_drop(record['max_drop'])}", quiet=quiet)
         say("\n  not written (--dry-run)" if dry_run else f"\n  written to {out}", quiet=quiet)

@@ -159,9 +159,9 @@ def tiny_batches(name: str, count: int = 3, size: int = 4, *, padded: bool = Tru
     kind = FAMILIES[name].inputs
     batches: list[dict[str, Tensor]] = []
     for text in batches_of(count, size, labels="", seed=seed):
-        text["input_ids"][:, 2] = 3  # one end-of-text token in every example, where some pool
         if not padded:
             text = {"input_ids": text["input_ids"].clamp_min(5), "attention_mask": torch.ones_like(text["input_ids"])}
+        text["input_ids"][:, 2] = 3  # one end-of-text token in every example, where some pool
         if kind == "image":
             batches.append({"pixel_values": images()})
         elif kind == "both":
@@ -187,6 +187,6 @@ def _decoder(size: int, mask: Tensor, generator: torch.Generator) -> dict[str, T
 def outputs_of(model: Any, batch: dict[str, Tensor]) -> Tensor:
     """What the model is for, as one matrix."""
     with torch.no_grad():
-        outputs = model(**batch, return_dict=True)
+        outputs = model(**batch)
     names = ("logits", "start_logits", "end_logits", "text_embeds", "image_embeds", "last_hidden_state")
     return torch.cat([outputs[n].flatten(1).float() for n in names if isinstance(outputs.get(n), Tensor)], 1)

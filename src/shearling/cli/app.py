@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from shearling._version import __version__
+from shearling.cli.compare import compare
 from shearling.cli.demo import demo
 from shearling.cli.evaluate import evaluate
 from shearling.cli.export import export
@@ -15,6 +16,7 @@ from shearling.cli.prune import prune
 from shearling.cli.push import push
 from shearling.cli.retrain import retrain
 from shearling.cli.show import show
+from shearling.cli.sweep import sweep
 
 app = typer.Typer(
     help="Prune a fine-tuned Transformer in seconds, without retraining.",
@@ -23,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-for command in (prune, profile, evaluate, retrain, show, export, push, demo):
+for command in (prune, profile, evaluate, sweep, retrain, show, compare, export, push, demo):
     app.command()(command)
 
 

@@ -14,13 +14,13 @@ def show(
     directory: Annotated[Path, typer.Argument(help="A directory that `shearling prune` wrote.", show_default=False)],
     as_json: o.Json = False,
 ) -> None:
-    """Show what was pruned in DIRECTORY, how, and what it costs now."""
+    """Show what was pruned in DIRECTORY, how, what it costs now and how well it does."""
     from shearling.checkpoint.load import read_record
-    from shearling.cli.console import emit, say
-    from shearling.report import describe
+    from shearling.cli.console import emit
+    from shearling.cli.pictures import show_record
 
     record = read_record(directory)
     if as_json:
         emit({key: value for key, value in record.items() if key != "kept"})
     else:
-        say(describe(record))
+        show_record(record)

@@ -1,0 +1,75 @@
+"""Accuracy of both methods over tasks, budgets and seeds: the table on the README's first screen.
+
+    python benchmarks/accuracy.py --models MODELS --data DATA --seeds 0,1,2,3,4
+
+MODELS holds one fine-tuned model a task (`python ../shared/tools/assemble_models.py MODELS`), DATA the task's
+TASK.train.* and TASK.dev.* files. The sample is 2,048 training examples drawn by the seed; `surgeon` sees no labels.
+Points are kept in OUT/points.jsonl, so that an interrupted run goes on; the table goes to OUT/accuracy.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "experiments"))
+
+from common import PAPER, SURGEON, Lab, arguments, execute, lab_of  # noqa: E402
+
+BUDGETS = (0.7, 0.5, 0.3, 0.2, 0.1)
+METHODS = (SURGEON, PAPER)
+TITLES = {"sst2": "SST-2", "stsb": "STS-B", "mrpc": "MRPC", "qnli": "QNLI"}
+MARKS = ("<!-- results:start -->", "<!-- results:end -->")
+
+
+def rows(lab: Lab) -> Iterator[dict[str, Any]]:
+    for method in METHODS:
+        for flops in BUDGETS:
+            for task in lab.tasks:
+                yield {"method": method.name, **lab.mean(task, method, flops)}
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    """Markdown: a line per method and budget, mean and standard deviation over the seeds."""
+    tasks = list(dict.fromkeys(row["task"] for row in found))
+    dense = {row["task"]: row["dense"] for row in found}
+    heads = " | ".join(f"{TITLES.get(task, task)} ({dense[task]:.1f})" for task in tasks)
+    lines = [f"| method | FLOPs | {heads} | mean loss |", "|---|---|" + "---|" * (len(tasks) + 1)]
+    for method, flops in dict.fromkeys((row["method"], row["flops"]) for row in found):
+        line = {row["task"]: row for row in found if (row["method"], row["flops"]) == (method, flops)}
+        cells = [_cell(line[task]) if task in line else "-" for task in tasks]
+        loss = sum(row["drop"] for row in line.values()) / len(line)
+        lines.append(f"| `{method}` | {flops:.0%} | {' | '.join(cells)} | {loss:.1f} |")
+    return "\n".join(lines)
+
+
+def _cell(row: dict[str, Any]) -> str:
+    spread = "" if row["deviation"] is None else f" ± {row['deviation']:.1f}"
+    return f"{row['value']:.1f}{spread}"
+
+
+def write_readme(markdown: str) -> None:
+    """Put the table between the marks of the README."""
+    path = ROOT / "README.md"
+    before, _, rest = path.read_text(encoding="utf-8").partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    path.write_text(f"{before}{MARKS[0]}\n{markdown}\n{MARKS[1]}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.set_defaults(out=Path(__file__).parent / "results", seeds="0,1,2,3,4")
+    parser.add_argument("--write-readme", action="store_true", help="only put the kept results into the README")
+    if "--write-readme" in sys.argv:
+        kept = json.loads((Path(__file__).parent / "results" / "accuracy.json").read_text(encoding="utf-8"))
+        write_readme(table(kept["rows"]))
+        return
+    print(table(execute("accuracy", rows, lab_of(parser.parse_args()))))
+
+
+if __name__ == "__main__":
+    main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -15,6 +14,7 @@ import torch
 
 from shearling.checkpoint.load import read_json, read_record
 from shearling.checkpoint.save import RECORD, check_writable, whole_directory
+from shearling.digest import weights_digest
 from shearling.errors import ModelError, OutputError
 from shearling.jobs import Source
 from shearling.loading import load_model, load_rows, load_tokenizer
@@ -145,7 +145,7 @@ def _work_folder(out: Path, model: str, data: str, recipe: Recipe, teacher: str 
     target = out.resolve()
     work = target.with_name(f".{target.name}.retrain")
     settings = json.dumps(
-        [str(Path(model).resolve()), _weights_of(Path(model)), data, asdict(recipe), teacher], sort_keys=True
+        [str(Path(model).resolve()), weights_digest(model), data, asdict(recipe), teacher], sort_keys=True
     )
     note = work / "settings.json"
     if note.is_file() and note.read_text(encoding="utf-8") != settings:
@@ -158,15 +158,6 @@ def _work_folder(out: Path, model: str, data: str, recipe: Recipe, teacher: str 
     work.mkdir(parents=True, exist_ok=True)
     note.write_text(settings, encoding="utf-8")
     return work
-
-
-def _weights_of(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            while block := file.read(2**20):
-                digest.update(block)
-    return digest.hexdigest()
 
 
 def _own_dtype(folder: Path) -> Any:

@@ -211,14 +211,15 @@ def _quiet() -> Iterator[None]:
     """Keep the bars and notes of transformers away from ours."""
     from transformers.utils import logging as noisy
 
-    level = noisy.get_verbosity()
+    level, bars = noisy.get_verbosity(), noisy.is_progress_bar_enabled()
     noisy.set_verbosity_error()
     noisy.disable_progress_bar()
     try:
         yield
     finally:
         noisy.set_verbosity(level)
-        noisy.enable_progress_bar()
+        if bars:
+            noisy.enable_progress_bar()
 
 
 def plain_device(name: str) -> torch.device:

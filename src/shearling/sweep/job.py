@@ -1,0 +1,124 @@
+"""`shearling sweep`: from a model directory to results.json, curve.svg and report.html."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from shearling.digest import weights_digest
+from shearling.evaluate import Exam
+from shearling.jobs import Loaded, Source, exam_of, keep, needs_labels, read_source, sample_batches
+from shearling.methods import Method
+from shearling.models.structure import structure_of
+from shearling.pipeline import Plan, measure
+from shearling.report import versions
+from shearling.stages import Watcher
+from shearling.sweep.grid import Grid, Outcome, outcomes
+from shearling.sweep.store import CURVE, MODELS, PAGE, RESULTS, Store, write_whole
+
+
+def sweep_source(
+    source: Source,
+    grid: Grid,
+    out: Path,
+    *,
+    evaluation: str | None = None,
+    limit: int | None = None,
+    save: bool = False,
+    force: bool = False,
+    watcher: Watcher | None = None,
+) -> dict[str, Any]:
+    """Every point of the grid into `out`; gives what `--json` prints. A second call goes on where one was stopped."""
+    grid.checked()
+    loaded = read_source(source, labels=any(needs_labels(method, source) for method in grid.methods.values()))
+    exam = exam_of(source, loaded, evaluation, limit=limit)
+    store = Store(out, settings_of(source, grid, loaded, exam), force=force)
+    store.facts["environment"] = {"device": device_name(loaded.model), "batch_size": source.batch_size, **versions()}
+    if store.facts["dense"] is None:
+        score = exam.take(loaded.model, progress=None if watcher is None else partial(watcher, "dense"))
+        store.keep_dense(score.to_json() | {"seconds": score.seconds, "layers": structure_of(loaded.model).sizes})
+    if save:
+        store.forget_unsaved()
+    skipped = []
+    plan_of = partial(_plan, source, loaded, watcher)
+    for outcome in outcomes(plan_of, exam, grid, done=store.done, watcher=watcher):
+        if outcome.pruned is None:
+            skipped.append({"method": outcome.method, "constraint": dict(outcome.constraint), "why": outcome.problem})
+            continue
+        place = out / MODELS / name_of(outcome) if save else None
+        if place is not None:
+            keep(outcome.pruned, source, loaded, place, force=True)
+        store.add(outcome, saved=place)
+    return _finish(store, skipped, source)
+
+
+def _finish(store: Store, skipped: list[dict[str, Any]], source: Source) -> dict[str, Any]:
+    """The pictures, and the summary of it all."""
+    from shearling.render import curve_chart, sweep_page
+
+    out, dense = store.folder, store.facts["dense"]
+    files = {"results": str(out / RESULTS)}
+    if store.results:
+        title = f"{Path(source.model).name}: {dense['task']}"
+        write_whole(out / CURVE, curve_chart(store.results, dense=dense["value"], title=title))
+        write_whole(out / PAGE, sweep_page(store.results, store.facts, title=title))
+        files |= {"curve": str(out / CURVE), "report": str(out / PAGE)}
+    return {"out": str(out), "dense": dense, "results": store.results, "skipped": skipped, "files": files}
+
+
+def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[str, Any]:
+    """All that a point depends on besides its method, budget and seed."""
+    return {
+        "model": source.model,
+        "weights": weights_digest(source.model),
+        "task": loaded.task.name,
+        "data": source.data or "Hub",
+        "data_digest": loaded.rows.fingerprint(),
+        "eval_digest": exam.rows.fingerprint(),
+        "eval_rows": len(exam.rows),
+        "samples": source.samples,
+        "max_length": source.max_length,
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "multiple_of": grid.multiple_of,
+        "table": None if grid.table is None else hashlib.sha256(Path(grid.table).read_bytes()).hexdigest(),
+        "methods": {name: asdict(method) for name, method in grid.methods.items()},  # type: ignore[call-overload]
+    }
+
+
+def describe_sweep(record: dict[str, Any]) -> str:
+    """What `shearling sweep` tells people."""
+    dense = record["dense"]
+    lines = [f"{dense['task']}: dense {dense['metric']} {dense['value']:.2f} on {dense['examples']:,} examples", ""]
+    lines.append(f"  {'method':<10}{'asked':<16}{'seed':>4}{dense['metric']:>12}{'change':>9}{'seconds':>9}")
+    for row in record["results"]:
+        asked = ", ".join(f"{kind} {ratio:g}" for kind, ratio in row["constraint"].items())
+        numbers = f"{row['value']:>12.2f}{row['value'] - dense['value']:>+9.2f}{row['seconds']:>9.2f}"
+        lines.append(f"  {row['method']:<10}{asked:<16}{row['seed']:>4}{numbers}")
+    lines += [f"  skipped: {one['method']}: {one['why']}" for one in record["skipped"]]
+    return "\n".join([*lines, "", *(f"  {name}: {path}" for name, path in record["files"].items())])
+
+
+def name_of(outcome: Outcome) -> str:
+    """`surgeon-flops-0.5`, with the seed where it is not 0."""
+    asked = "-".join(f"{kind}-{ratio:g}" for kind, ratio in outcome.constraint.items())
+    return f"{outcome.method}-{asked}" + (f"-seed-{outcome.seed}" if outcome.seed else "")
+
+
+def device_name(model: Any) -> str:
+    """Where the model ran, in words."""
+    import torch
+
+    return torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else str(model.device)
+
+
+def _plan(source: Source, loaded: Loaded, watcher: Watcher | None, method: Method, seed: int) -> Plan:
+    """The measurement for one method and seed, of the sample that this seed draws."""
+    batches = loaded.batches
+    if seed != source.seed:
+        drawn, config = replace(source, seed=seed), loaded.model.config
+        labels = needs_labels(method, source)
+        batches = sample_batches(drawn, loaded.rows, loaded.tokenizer, loaded.task, config, labels=labels)
+    return measure(loaded.model, batches, method=method, samples=source.samples, seed=seed, watcher=watcher)

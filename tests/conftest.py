@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,3 +13,19 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 def _one_thread() -> None:
     """Tiny products are slower on two threads than on one, and xdist brings its own processes."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model directory; see folders.py."""
+    from folders import dense_folder
+
+    return dense_folder(tmp_path_factory.mktemp("models") / "dense")
+
+
+@pytest.fixture(scope="session")
+def pruned(dense: Path) -> Path:
+    """A checkpoint pruned from it, two sublayers empty. Copy it before changing it."""
+    from folders import pruned_folder
+
+    return pruned_folder(dense, dense.parent / "pruned")

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from shearling.checkpoint.card import refreshed
+from shearling.checkpoint.card import refreshed, title
 from shearling.checkpoint.load import read_record
 from shearling.checkpoint.save import RECORD
 from shearling.errors import OutputError
@@ -45,3 +45,16 @@ def write_text(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.part")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
+
+
+def write_page(record: dict[str, Any], folder: Path, path: Path, *, force: bool = False) -> None:
+    """The record as one HTML file."""
+    from shearling.render import report_page
+
+    if path.exists() and not force:
+        raise OutputError(f"{path} exists; choose another file, or replace it with --force.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, report_page(record, title=title(record), directory=str(folder)))
+    except OSError as error:
+        raise OutputError(f"Cannot write {path}: {error.strerror or error}.") from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Optional
 
 import typer
 
@@ -12,15 +12,21 @@ from shearling.cli import options as o
 
 def show(
     directory: Annotated[Path, typer.Argument(help="A directory that `shearling prune` wrote.", show_default=False)],
+    html: Annotated[Optional[Path], typer.Option(help="Write a page to this file.")] = None,  # noqa: UP045
+    force: Annotated[bool, typer.Option("--force", help="Replace the page if it exists.")] = False,
     as_json: o.Json = False,
 ) -> None:
     """Show what was pruned in DIRECTORY, how, what it costs now and how well it does."""
     from shearling.checkpoint.load import read_record
-    from shearling.cli.console import emit
+    from shearling.checkpoint.record import write_page
+    from shearling.cli.console import emit, say
     from shearling.cli.pictures import show_record
 
     record = read_record(directory)
+    if html is not None:
+        write_page(record, directory, html, force=force)
+        say(f"page written to {html}")
     if as_json:
         emit({key: value for key, value in record.items() if key != "kept"})
-    else:
+    elif html is None:
         show_record(record)

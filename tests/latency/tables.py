@@ -25,7 +25,7 @@ def table_of(
     for number, times in ((0, heads), (1, filters)):
         seconds = [1e-3 * t for t in times.values()]
         host = [0.0] + [4e-3] * (len(times) - 1) if launch else None
-        entries.append(Entry(*shape_of(structure, number), list(times), seconds, [1e-6] * len(times), host))
+        entries.append(Entry(*shape_of(structure, number), list(times), seconds, [0.0] * len(times), host))
     layers = len(structure.sizes)
     return Table(
         device=device,

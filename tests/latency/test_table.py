@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from latency.tables import table_of
 from shearling.errors import TableError
-from shearling.latency.table import load_table, without_noise
+from shearling.latency.table import load_table, steadied, without_noise
 from shearling.latency.validate import check_fits
 from shearling.models.structure import structure_of
 from tiny import SMALL, model_of
@@ -61,6 +61,19 @@ def test_noise_goes_and_a_real_dip_stays() -> None:
     assert cleaned.tolist() == pytest.approx([0, 1, 2.025, 2.025, 3])
     dip = [0, 1.0, 5.0, 2.0, 3.0]
     assert without_noise(dip, [0.05] * 5).tolist() == dip
+
+
+def test_a_quiet_staircase_is_trusted_and_a_noisy_line_is_straightened() -> None:
+    units = list(range(0, 130, 8))
+    stairs = [float(-(-k // 32)) for k in units]
+    assert steadied(units, stairs, [1e-3] * len(units)).tolist() == pytest.approx(stairs, abs=1e-3)
+
+    line = np.array([0.1 * k for k in units])
+    noise = np.random.default_rng(0).normal(0, 1.0, len(units))
+    noise[[0, -1]] = 0
+    steady = steadied(units, (line + noise).tolist(), [1.0] * len(units))
+    assert np.abs(steady - line).mean() < 0.5 * np.abs(noise).mean()
+    assert steady[[0, -1]].tolist() == pytest.approx(line[[0, -1]].tolist())
 
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=20))

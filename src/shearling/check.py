@@ -14,7 +14,7 @@ from shearling.costs import Limit
 from shearling.errors import CheckFailed
 from shearling.models.shrink import columns_of
 from shearling.models.structure import Structure
-from shearling.passes import device_of, frozen, run
+from shearling.passes import device_of, frozen, masked, run
 from shearling.sample import Sample
 
 EXAMPLES = 8
@@ -38,6 +38,19 @@ def self_check(
     return _compare(teacher, student, kept, sample)
 
 
+def check_cut(teacher: Structure, student: Structure, kept: Sequence[Tensor], sample: Sample) -> float:
+    """Right after the cut, before any repair: the small model must put out what the dense one does under its masks."""
+    batch = sample.batches[0].part(0, EXAMPLES)
+    masks = [
+        torch.zeros(s.units).index_fill(0, units.cpu(), 1) for s, units in zip(teacher.sublayers, kept, strict=True)
+    ]
+    with frozen(teacher.model), frozen(student.model), torch.inference_mode():
+        small = _values(run(student.model, batch.to(device_of(student.model))))
+        with masked(teacher.sublayers, masks):
+            full = _values(run(teacher.model, batch.to(device_of(teacher.model))))
+    return _difference(small, full, student.model.dtype)
+
+
 def _compare(teacher: Structure, student: Structure, kept: Sequence[Tensor], sample: Sample) -> float:
     batch = sample.batches[0].part(0, EXAMPLES)
     with frozen(teacher.model), frozen(student.model), torch.inference_mode():
@@ -51,12 +64,17 @@ def _compare(teacher: Structure, student: Structure, kept: Sequence[Tensor], sam
                     rows = columns_of(units, before.rows, blocks=before.blocks, units=dense.units)
                     hooks.callback(before.module.register_forward_hook(_feeding(after.module, rows)).remove)
             full = _values(run(teacher.model, batch.to(device_of(teacher.model))))
+    return _difference(small, full, student.model.dtype)
+
+
+def _difference(small: dict[str, Tensor], full: dict[str, Tensor], dtype: torch.dtype) -> float:
+    """The largest, relative to the largest value; raises where it is more than the dtype explains."""
     worst = 0.0
     for name, value in small.items():
         scale = full[name].float().abs().max().clamp_min(1e-6)
         difference = (value.float() - full[name].float().to(value.device)).abs().max() / scale.to(value.device)
         worst = max(worst, float(difference.nan_to_num(nan=torch.inf)))
-    if not worst <= TOLERANCE.get(student.model.dtype, 1e-3):
+    if not worst <= TOLERANCE.get(dtype, 1e-3):
         raise CheckFailed(
             f"The shrunk model's outputs differ from the masked model's by {worst:.3g} (relative). Nothing was saved; "
             "please report this with the model's config.json."

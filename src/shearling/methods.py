@@ -158,7 +158,7 @@ class Paper:
         with stages("search"):
             worth = importances(self.importance, sublayers, evidence, self.seed)
             if self.allocation == "uniform":
-                kept = _best(worth, _uniform_counts(sublayers, limits))
+                kept = _best(worth, _uniform_counts(sublayers, limits, multiple_of))
             elif multiple_of == 1 and _prices(sublayers, limits):
                 kept = _searched(sublayers, worth, limits, drop=self.drop_sublayers)
             else:  # Differs from the paper: prices that vary between layers need the general solver
@@ -298,11 +298,17 @@ def _search_once(
     return [kept[i] for i in range(len(sublayers))]
 
 
-def _uniform_counts(sublayers: Sequence[Sublayer], limits: Sequence[Limit]) -> list[int]:
-    """The largest ratio, the same in every layer, that is within every budget."""
+def _uniform_counts(sublayers: Sequence[Sublayer], limits: Sequence[Limit], multiple_of: int) -> list[int]:
+    """The largest ratio, the same in every layer, that is within every budget; filters in whole multiples."""
+
+    def count(sublayer: Sublayer, ratio: float) -> int:
+        units = int(ratio * sublayer.units + 1e-9)
+        if sublayer.kind == "filters" and units < sublayer.units:
+            units -= units % multiple_of
+        return max(sublayer.floor, units)
 
     def counts(ratio: float) -> list[int]:
-        return [max(s.floor, int(ratio * s.units + 1e-9)) for s in sublayers]
+        return [count(s, ratio) for s in sublayers]
 
     low, high = 0.0, 1.0
     if all(limit.holds(counts(high)) for limit in limits):

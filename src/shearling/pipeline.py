@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from shearling.check import self_check
+from shearling.check import check_cut, self_check
 from shearling.costs import (
     Limit,
     count_macs,
@@ -99,7 +99,7 @@ class Plan:
         extra: dict[str, Any] = {}
         warnings: list[str] = []
         if latency is None:
-            kept, student = self._cut(limits, checked_multiple(multiple_of or 1), stages)
+            kept, student = self._cut(limits, checked_multiple(1 if multiple_of is None else multiple_of), stages)
         else:
             met = meet(
                 ratio_of("latency", latency),
@@ -111,6 +111,9 @@ class Plan:
             )
             kept, student, warnings = met.kept, met.student, met.warnings
             limits, extra = [*limits, *met.limits], {"latency": met.record}
+        if check:
+            with stages("check"):
+                check_cut(teacher, student, kept, self.sample)
         shard = self.sample.shard(*rank_and_world())
         repairs = self.method.repair(teacher, student, shard, stages=stages)
         difference = None

@@ -1,0 +1,69 @@
+"""What `import shearling` gives, and what it does not drag in."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+
+import shearling
+
+
+def test_all_is_sorted_and_complete() -> None:
+    assert shearling.__all__ == sorted(shearling.__all__)
+    assert len(set(shearling.__all__)) == len(shearling.__all__)
+    assert dir(shearling) == shearling.__all__
+    assert set(shearling._HOME_OF) == set(shearling.__all__) - {"__version__"}
+
+
+@pytest.mark.parametrize("name", shearling.__all__)
+def test_every_name_can_be_had(name: str) -> None:
+    value = getattr(shearling, name)
+    assert value is not None
+    assert not isinstance(value, ModuleType)
+    assert isinstance(value, str) or value.__doc__
+
+
+def test_every_error_is_one_of_ours() -> None:
+    from shearling import errors
+
+    ours = {n for n, v in vars(errors).items() if isinstance(v, type) and issubclass(v, errors.ShearlingError)}
+    assert ours <= set(shearling.__all__)
+    drawn = errors.__doc__ or ""
+    assert all(name in drawn for name in ours)
+
+
+def test_other_names_are_refused() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        shearling.nothing  # noqa: B018
+
+
+def loaded_after(code: str) -> set[str]:
+    result = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys\nprint('modules', *sorted(sys.modules))"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    last = result.stdout.strip().splitlines()[-1]
+    return {name.partition(".")[0] for name in last.split()[1:]}
+
+
+HEAVY = {"transformers", "rich", "typer", "datasets", "sklearn", "matplotlib", "onnx", "onnxruntime", "pandas"}
+
+
+def test_importing_stays_light() -> None:
+    assert not loaded_after("import shearling") & (HEAVY | {"torch"})
+
+
+def test_help_needs_no_torch() -> None:
+    code = (
+        "from shearling.cli import run\nfor a in (['--help'], ['prune', '--help'], ['--version']): assert run(a) == 0"
+    )
+    assert not loaded_after(code) & {"torch", "transformers", "datasets", "matplotlib"}
+
+
+def test_the_core_imports_only_the_core() -> None:
+    """Pruning runs where rich, typer, datasets and the rest are not installed."""
+    code = "import shearling\nfor n in shearling.__all__: getattr(shearling, n)"
+    assert not loaded_after(code) & {"rich", "typer", "datasets", "matplotlib", "onnx", "onnxruntime"}

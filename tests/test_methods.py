@@ -1,0 +1,123 @@
+"""The methods as the pipeline sees them: settings, baselines, and what their repairs report."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import shearling
+from shearling.errors import InputError
+from shearling.methods import Paper, Surgeon, configured, method_of
+from shearling.models.structure import structure_of
+from tiny import batches_of, model_of
+
+
+def test_methods_by_name() -> None:
+    assert method_of("surgeon") == Surgeon()
+    assert method_of("paper") == Paper()
+    given = Paper(tune=False)
+    assert method_of(given) is given
+    with pytest.raises(InputError, match=r"No method 'magic'; there are paper, surgeon"):
+        method_of("magic")
+
+
+def test_settings_of_the_other_method_are_refused() -> None:
+    assert configured("paper", tune=False, labels=False, refit=True) == Paper(tune=False)
+    assert configured("surgeon", refit=False, importance="fisher") == Surgeon(refit=False)
+    with pytest.raises(InputError, match="'tune' is an option of method paper"):
+        configured("surgeon", tune=False)
+    with pytest.raises(InputError, match="'refit' is an option of method surgeon"):
+        configured("paper", refit=False)
+    with pytest.raises(InputError, match="importance='size' is not known"):
+        configured("paper", importance="size")
+    with pytest.raises(InputError, match="allocation='fair' is not known"):
+        configured("paper", allocation="fair")
+
+
+@pytest.mark.parametrize("importance", ["fisher", "magnitude", "gradient", "random"])
+@pytest.mark.parametrize("allocation", ["searched", "uniform"])
+def test_every_baseline_holds_its_budget(importance: str, allocation: str) -> None:
+    method = configured("paper", importance=importance, allocation=allocation, rearrange=False, tune=False)
+    pruned = shearling.prune(model_of("bert"), batches_of(), flops=0.5, method=method)
+    assert pruned.report.flops.ratio <= 0.5
+    assert pruned.report.repairs == []
+    if allocation == "uniform":
+        assert pruned.report.layers[0] == pruned.report.layers[1]
+
+
+def test_uniform_counts_obey_multiples() -> None:
+    method = Paper(allocation="uniform", tune=False)
+    report = shearling.prune(model_of("bert"), batches_of(), flops=0.5, multiple_of=7, method=method).report
+    assert [layer["filters"] % 7 for layer in report.layers] == [0, 0]
+
+
+def test_random_importance_follows_the_methods_seed() -> None:
+    def kept(seed: int) -> list[list[int]]:
+        method = Paper(importance="random", rearrange=False, tune=False, seed=seed)
+        return [k.tolist() for k in shearling.prune(model_of("bert"), batches_of(1), flops=0.5, method=method).kept]
+
+    assert kept(1) == kept(1)
+    assert kept(1) != kept(2)
+
+
+def test_without_repairs_the_kept_weights_are_the_dense_ones() -> None:
+    model = model_of("bert")
+    for method in (Surgeon(refit=False), Paper(tune=False)):
+        pruned = shearling.prune(model, batches_of(), flops=0.5, method=method)
+        for dense, small, units in zip(
+            structure_of(model).sublayers, structure_of(pruned.model).sublayers, pruned.kept, strict=True
+        ):
+            columns = (units[:, None] * dense.width + torch.arange(dense.width)).flatten()
+            assert torch.equal(small.weight, dense.weight[:, columns])
+
+
+def test_repairs_are_reported() -> None:
+    for method in ("surgeon", "paper"):
+        report = shearling.prune(model_of("bert"), batches_of(8, 8), flops=0.6, method=method).report
+        names = [r.sublayer for r in report.repairs]
+        expected = [s.name for s in structure_of(model_of("bert")).sublayers]
+        assert names == [n for n in expected if n in names]
+        assert all(r.after <= r.before for r in report.repairs)
+
+
+def test_an_early_stop_of_tuning_is_part_of_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask out of range: that sublayer is left alone, so are all above it, and the report says so."""
+    model = model_of("bert")
+    plain = shearling.prune(model, batches_of(), flops=0.6, method=Paper(tune=False))
+    calls: list[float] = []
+    from shearling.paper import tune as module
+
+    original = module.tune
+
+    def third_goes_astray(*args: object, **kwargs: object) -> module.Tuned:
+        result = original(*args, **kwargs)  # type: ignore[arg-type]
+        calls.append(result.after)
+        return module.Tuned(result.mask * 1000, result.before, result.after) if len(calls) == 3 else result
+
+    monkeypatch.setattr("shearling.methods.tune", third_goes_astray)
+    tuned = shearling.prune(model, batches_of(), flops=0.6, method="paper")
+    used = [r.used for r in tuned.report.repairs]
+    assert used == [True, True, False]
+    stopped = tuned.report.repairs[-1]
+    assert stopped.sublayer == "heads of layer 1"
+    assert "tuning stopped here" in stopped.note
+    assert stopped.before == stopped.after
+    assert "tuning stopped here" in str(tuned)
+    pairs = list(zip(structure_of(plain.model).sublayers, structure_of(tuned.model).sublayers, strict=True))
+    assert [torch.equal(a.weight, b.weight) for a, b in pairs] == [False, False, True, True]
+
+
+def test_a_refit_that_is_dropped_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from shearling.surgeon import refit as module
+
+    original = module.refit
+
+    def dropped(weight: torch.Tensor, bias: torch.Tensor | None, *args: object, **kwargs: object) -> module.Fit:
+        found = original(weight, bias, *args, **kwargs)  # type: ignore[arg-type]
+        return module.Fit(weight, bias, found.before, found.before, kept=False)
+
+    monkeypatch.setattr("shearling.methods.refit", dropped)
+    pruned = shearling.prune(model_of("bert"), batches_of(), flops=0.6)
+    assert all(not r.used and "dropped" in r.note for r in pruned.report.repairs)
+    plain = shearling.prune(model_of("bert"), batches_of(), flops=0.6, method=Surgeon(refit=False))
+    assert all(torch.equal(a, b) for a, b in zip(pruned.model.parameters(), plain.model.parameters(), strict=True))

@@ -69,11 +69,14 @@ def test_a_quiet_staircase_is_trusted_and_a_noisy_line_is_straightened() -> None
     assert steadied(units, stairs, [1e-3] * len(units)).tolist() == pytest.approx(stairs, abs=1e-3)
 
     line = np.array([0.1 * k for k in units])
-    noise = np.random.default_rng(0).normal(0, 1.0, len(units))
-    noise[[0, -1]] = 0
-    steady = steadied(units, (line + noise).tolist(), [1.0] * len(units))
-    assert np.abs(steady - line).mean() < 0.5 * np.abs(noise).mean()
-    assert steady[[0, -1]].tolist() == pytest.approx(line[[0, -1]].tolist())
+    left = []
+    for seed in range(20):
+        noise = np.random.default_rng(seed).normal(0, 1.0, len(units))
+        noise[[0, -1]] = 0
+        steady = steadied(units, (line + noise).tolist(), [1.0] * len(units))
+        assert steady[[0, -1]].tolist() == pytest.approx(line[[0, -1]].tolist())
+        left.append(np.abs(steady - line).mean() / np.abs(noise).mean())
+    assert np.mean(left) < 0.6
 
 
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=20))

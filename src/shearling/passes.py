@@ -15,7 +15,8 @@ from shearling.sample import Batch, Sample
 
 logger = logging.getLogger("shearling")
 T = TypeVar("T")
-MAX_TOKENS = {"cpu": 4096, "cuda": 16384}  # per batch
+MAX_TOKENS = {"cpu": 4096, "cuda": 24576}  # per batch, forward and backward
+MAX_TOKENS_FORWARD = {"cpu": 4096, "cuda": 98304}
 Progress = Callable[[int, int], None]  # (done, total)
 
 
@@ -57,13 +58,27 @@ def fast_matmul() -> Iterator[None]:
 
 
 def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a^T b, in full float32: TF32 would leave Gram matrices that are not positive definite."""
-    before = torch.get_float32_matmul_precision()
-    try:
-        torch.set_float32_matmul_precision("highest")
+    """total += a^T b with the precision of float32, which TF32 alone lacks: Gram matrices would turn indefinite.
+
+    On a GPU, a float32 is split into a part that TF32 holds exactly and the rest; three fast products of the parts
+    (two, if a is b) leave out only rest times rest.
+    """
+    if a.device.type != "cuda" or a.dtype != torch.float32:
         total.addmm_(a.T, b)
-    finally:
-        torch.set_float32_matmul_precision(before)
+        return
+    a_high, a_low = _split(a)
+    if b is a:
+        mixed = a_high.T @ a_low
+        total.addmm_(a_high.T, a_high).add_(mixed).add_(mixed.T)
+    else:
+        b_high, b_low = _split(b)
+        total.addmm_(a_high.T, b_high).addmm_(a_high.T, b_low).addmm_(a_low.T, b_high)
+
+
+def _split(a: Tensor) -> tuple[Tensor, Tensor]:
+    """a = high + low, high with the 10 bits of mantissa that TF32 has."""
+    high = (a.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
+    return high, a - high
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -76,9 +91,10 @@ def run(model: nn.Module, batch: Batch) -> Any:
     return model(**batch.inputs, return_dict=True)
 
 
-def bounded(sample: Sample, device: torch.device) -> Sample:
+def bounded(sample: Sample, device: torch.device, *, backward: bool = True) -> Sample:
     """The sample in batches whose activations fit: large ones keep a GPU busy, small ones suit a CPU's caches."""
-    return sample.capped(MAX_TOKENS.get(device.type, MAX_TOKENS["cpu"]))
+    most = MAX_TOKENS if backward else MAX_TOKENS_FORWARD
+    return sample.capped(most.get(device.type, most["cpu"]))
 
 
 def with_halving(stage: Callable[[Sample], T], sample: Sample) -> T:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -29,7 +30,7 @@ from shearling.latency.meet import ALIGNED, checked_table, meet, table_for
 from shearling.methods import Evidence, Method, Repaired, asked, method_of
 from shearling.models.shrink import shrink
 from shearling.models.structure import Structure, structure_of
-from shearling.passes import bounded, device_of
+from shearling.passes import bounded, device_of, with_halving
 from shearling.report import Cost, Report
 from shearling.sample import Sample, accepted_inputs, sample_of
 from shearling.stages import Stages, Watcher
@@ -114,8 +115,7 @@ class Plan:
         if check:
             with stages("check"):
                 check_cut(teacher, student, kept, self.sample)
-        shard = self.sample.shard(*rank_and_world())
-        repairs = self.method.repair(teacher, student, shard, stages=stages)
+        student, repairs = self._repair(student, kept, stages)
         difference = None
         if check:
             with stages("check"):
@@ -136,6 +136,16 @@ class Plan:
         if multiple_of is not None:
             return checked_multiple(multiple_of)
         return 1 if self.method.name == "paper" else ALIGNED
+
+    def _repair(self, student: Structure, kept: list[Tensor], stages: Stages) -> tuple[Structure, list[Repaired]]:
+        """Repair the student; a try that ran out of memory half-way starts over from a fresh cut."""
+        students = itertools.chain([student], map(structure_of, iter(lambda: shrink(self.structure.model, kept), None)))
+
+        def attempt(sample: Sample) -> tuple[Structure, list[Repaired]]:
+            current = next(students)
+            return current, self.method.repair(self.structure, current, sample, stages=stages)
+
+        return with_halving(attempt, self.sample.shard(*rank_and_world()))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Keep the measurement (not the model or the sample) for another session."""
@@ -192,13 +202,14 @@ def measure(
     """
     structure = _prunable(model)
     chosen = method_of(method)
-    sample = bounded(sample_of(data, limit=samples, accepts=accepted_inputs(model)), device_of(model))
+    device = device_of(model)
+    sample = bounded(sample_of(data, limit=samples, accepts=accepted_inputs(model)), device, backward=False)
     stages = Stages(watcher)
     lengths = sequence_lengths(structure, sample)
     rank, world = rank_and_world()
     if sample.examples < world:
         raise DataError(f"The sample has {sample.examples} examples for {world} processes; every one needs some.")
-    shard = sample.shard(rank, world)
+    shard = bounded(sample.shard(rank, world), device)
     evidence = chosen.measure(structure, shard, seed=seed, stages=stages)
     warnings = []
     if sample.examples < FEW:

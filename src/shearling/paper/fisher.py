@@ -26,9 +26,10 @@ def mask_gradients(
 
     def on_input(number: int, h: Tensor) -> None:
         width = sublayers[number].width
+        value = h.detach()  # a hook that held `h` itself would keep the whole graph alive, in a circle
 
         def on_gradient(gradient: Tensor) -> None:
-            products = by_example(h.detach() * gradient, len(batch)).sum(1)  # [B, n]
+            products = by_example(value * gradient, len(batch)).sum(1)  # [B, n]
             per_unit = products.unflatten(-1, (-1, width)).sum(-1)  # [B, units]
             pending[number] = pending[number] + per_unit if number in pending else per_unit
 

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from shearling.loops import Loop
+
 
 def rearrange(blocks: Sequence[Tensor], kept: Sequence[Tensor]) -> list[Tensor]:
     """The kept units per sublayer after rearrangement; the counts do not change."""
@@ -38,17 +40,22 @@ def _swap(blocks: Tensor, kept: Sequence[Tensor]) -> Tensor:
         pruned[row, units.to(blocks.device)] = False
     diagonal = blocks.diagonal(dim1=1, dim2=2)
     interaction = (blocks @ pruned.to(blocks)[..., None])[..., 0]  # r = I p, [L, n]
-    turns = pruned.sum(1)
+    turns = pruned.sum(1, keepdim=True)  # [L, 1]
     queue = diagonal.masked_fill(~pruned, -torch.inf).argsort(dim=1, descending=True, stable=True)
     layers = torch.arange(count, device=blocks.device)
-    for turn in range(int(turns.max())):
-        i = queue[:, turn]  # [L]
-        row_i = blocks[layers, i]  # [L, n]
-        own = diagonal[layers, i] - 2 * interaction[layers, i]
-        delta = own[:, None] + 2 * interaction - 2 * row_i + diagonal
-        delta, j = delta.masked_fill(pruned, torch.inf).min(1)
-        swap = (delta < 0) & (turn < turns)
-        pruned[layers, i] = torch.where(swap, False, pruned[layers, i])
-        pruned[layers, j] = torch.where(swap, True, pruned[layers, j])
-        interaction += torch.where(swap[:, None], blocks[layers, j] - row_i, 0)
+    turn = torch.zeros(1, dtype=torch.long, device=blocks.device)
+
+    def take_turn() -> None:
+        i = queue.index_select(1, turn)  # [L, 1]
+        row_i = blocks[layers, i[:, 0]]  # [L, n]
+        own = diagonal.gather(1, i) - 2 * interaction.gather(1, i)
+        deltas = own + 2 * interaction - 2 * row_i + diagonal
+        delta, j = deltas.masked_fill(pruned, torch.inf).min(1, keepdim=True)
+        swap = (delta < 0) & (turn < turns)  # [L, 1]
+        pruned.scatter_(1, i, pruned.gather(1, i) & ~swap)
+        pruned.scatter_(1, j, pruned.gather(1, j) | swap)
+        interaction.add_(torch.where(swap, blocks[layers, j[:, 0]] - row_i, 0))
+        turn.add_(1)
+
+    Loop(take_turn, blocks.device).run(int(turns.max()))
     return pruned

@@ -71,17 +71,19 @@ class _Free:
     """The units of one kind in all layers: the floors are set, the others stand in line by importance."""
 
     def __init__(self, importances: Sequence[Tensor], floor: int) -> None:
-        ranked = [torch.sort(i.double().cpu(), descending=True, stable=True).indices for i in importances]
+        values = [i.double().cpu().numpy() for i in importances]
+        ranked = [np.argsort(-v, kind="stable") for v in values]
         self.kept = [r[:floor] for r in ranked]
         self.sizes = [len(r) for r in ranked]
-        rest = [(layer, unit) for layer, r in enumerate(ranked) for unit in r[floor:].tolist()]
-        values = np.array([float(importances[layer][unit]) for layer, unit in rest])
-        line = np.argsort(-values, kind="stable")
-        self.line = [rest[i] for i in line]
-        self.sums = np.concatenate([[0.0], np.cumsum(values[line])])
+        layers = np.concatenate([np.full(len(r[floor:]), layer) for layer, r in enumerate(ranked)])
+        units = np.concatenate([r[floor:] for r in ranked])
+        worth = np.concatenate([v[r[floor:]] for v, r in zip(values, ranked, strict=True)])
+        line = np.argsort(-worth, kind="stable")
+        self.layers, self.units = layers[line], units[line]
+        self.sums = np.concatenate([[0.0], np.cumsum(worth[line])])
 
     def __len__(self) -> int:
-        return len(self.line)
+        return len(self.units)
 
     def fixed(self, price: Piecewise) -> float:
         """What the floors cost; a layer pays its overhead even where no unit is bound to stay (Alg. 2, line 5)."""
@@ -89,10 +91,6 @@ class _Free:
 
     def take(self, count: int) -> list[Tensor]:
         """Per layer, the units of the floor and of the first `count` in line."""
-        more: list[list[int]] = [[] for _ in self.kept]
-        for layer, unit in self.line[:count]:
-            more[layer].append(unit)
-        return [
-            torch.cat([k, torch.tensor(m, dtype=torch.long)]).sort().values
-            for k, m in zip(self.kept, more, strict=True)
-        ]
+        layers, units = self.layers[:count], self.units[:count]
+        both = (np.concatenate([k, units[layers == layer]]) for layer, k in enumerate(self.kept))
+        return [torch.from_numpy(np.sort(b).astype(np.int64)) for b in both]

@@ -11,7 +11,8 @@ and leaves, with R = B_:S B_SS^-1 and F = C_:S - R C_SS / 2,
 
 The greedy order follows from taking the cheapest unit again and again. Only the diagonal blocks of B and C decide, so
 whole updates can wait: the last few (R, B_S:, F) are kept in a panel, a row of B or C is corrected by the panel when
-it is needed, and a full panel is worked in with three matrix products. Sublayers of one shape go in one batch.
+it is needed, and a full panel is worked in with three matrix products. Sublayers of one shape go in one batch, and a
+step asks nothing of the host, so that a GPU can run thousands of them in a row.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shearling.loops import Loop
 from shearling.passes import Progress, silent
 from shearling.surgeon.measure import Curvature
 
 DAMP = 1e-2
-PANEL = 64  # columns
+PANEL = 32  # columns
 TOGETHER = {"cpu": 160 * 2**20, "cuda": 2 * 2**30}  # bytes of B for the sublayers that are worked on together
 
 
@@ -75,16 +77,11 @@ def _order_batch(batch: Sequence[Curvature], damp: float, progress: Progress) ->
     if units == 0:
         return [Order(torch.zeros(0, dtype=torch.long), torch.zeros(1, dtype=torch.float64)) for _ in batch]
     state = _State.start(batch, damp)
-    removed, costs = [], []
-    for step in range(units):
-        unit, cost = state.remove_cheapest()
-        removed.append(unit)
-        costs.append(cost)
-        if step % 256 == 255:
-            progress(step + 1, units)
-    progress(units, units)
-    picks = torch.stack(removed, 1).cpu()  # [L, units]
-    errors = torch.stack(costs, 1).cpu().clamp_min(0).cumsum(1)
+    while state.left:
+        state.remove_panel()
+        progress(units - state.left, units)
+    picks = state.picked.cpu()  # [L, units]
+    errors = state.costs.cpu().clamp_min(0).cumsum(1)
     zero = torch.zeros(1, dtype=torch.float64)
     return [Order(p, torch.cat([zero, e])) for p, e in zip(picks, errors, strict=True)]
 
@@ -94,8 +91,14 @@ class _State:
 
     def __init__(self, B: Tensor, C: Tensor, width: int) -> None:
         self.B, self.C, self.width = B, C, width  # [L, n, n]
-        self.layers = torch.arange(len(B), device=B.device)
-        self._lay_out(torch.arange(B.shape[1] // width, device=B.device).expand(len(B), -1).contiguous())
+        count, units = len(B), B.shape[1] // width
+        self.layers = torch.arange(count, device=B.device)
+        self.inside = torch.arange(width, device=B.device)
+        self.picked = torch.zeros(count, units, dtype=torch.long, device=B.device)
+        self.costs = torch.zeros(count, units, dtype=B.dtype, device=B.device)
+        self.done = torch.zeros(1, dtype=torch.long, device=B.device)
+        self.left = units
+        self._lay_out(torch.arange(units, device=B.device).expand(count, -1).contiguous())
 
     @staticmethod
     def start(batch: Sequence[Curvature], damp: float) -> _State:
@@ -115,70 +118,70 @@ class _State:
 
     def _lay_out(self, names: Tensor) -> None:
         """Start with an empty panel; `names` [L, units] are the units' numbers in the whole sublayer."""
-        count, units = names.shape
         self.names = names
         self.alive = torch.ones_like(names, dtype=torch.bool)
-        self.left = units
         self.diagonal_B = _diagonal_blocks(self.B, self.width)  # [L, units, w, w]
         self.diagonal_C = _diagonal_blocks(self.C, self.width)
-        self.filled = 0
-        size = max(PANEL, self.width)
-        n = self.B.shape[1]
-        self.panel_R, self.panel_B, self.panel_F = (self.B.new_empty(count, size, n) for _ in range(3))
+        shape = (len(names), max(PANEL, self.width), self.B.shape[1])
+        self.panel_R, self.panel_B, self.panel_F = (self.B.new_zeros(shape) for _ in range(3))
+        self.slot = torch.zeros(1, dtype=torch.long, device=self.B.device)  # the panel's first free row
+        # Inverting blocks asks the host whether it went well, so only units of one column can be recorded.
+        self.loop = Loop(self._remove_cheapest, self.B.device if self.width == 1 else torch.device("cpu"))
 
-    def remove_cheapest(self) -> tuple[Tensor, Tensor]:
-        """([L] unit, [L] cost): take the cheapest unit of each sublayer out."""
-        scores = _traces(self.diagonal_C, self.diagonal_B).masked_fill(~self.alive, torch.inf)
-        cost, pick = scores.min(1)
-        name = self.names[self.layers, pick]
-        self.alive[self.layers, pick] = False
-        self.left -= 1
-        self._eliminate(pick)
-        if self.left and self.left <= self.names.shape[1] // 2:
+    def remove_panel(self) -> None:
+        """Take out the cheapest units, one after the other, until the panel is full; then work it in."""
+        steps = min(self.left, self.panel_R.shape[1] // self.width)
+        self.loop.run(steps)
+        self.left -= steps
+        self._flush()
+        if 0 < self.left <= self.names.shape[1] // 2:
             self._compact()
-        elif self.filled + self.width > self.panel_R.shape[1]:
-            self._flush()
-        return name, cost
 
-    def _eliminate(self, pick: Tensor) -> None:
-        w, p = self.width, self.filled
-        columns = pick[:, None] * w + torch.arange(w, device=pick.device)  # [L, w]
+    def _remove_cheapest(self) -> None:
+        w = self.width
+        scores = _traces(self.diagonal_C, self.diagonal_B).masked_fill(~self.alive, torch.inf)
+        cost, pick = scores.min(1, keepdim=True)  # [L, 1]
+        self.picked.index_copy_(1, self.done, self.names.gather(1, pick))
+        self.costs.index_copy_(1, self.done, cost)
+        self.alive.scatter_(1, pick, False)
+
+        columns = pick * w + self.inside  # [L, w]
         rows_B, rows_C = self._rows(columns)  # [L, w, n]: B_S: and C_S:
-        own_B = _take(rows_B, columns)  # [L, w, w]
-        own_C = _take(rows_C, columns)
+        own_B, own_C = _take(rows_B, columns), _take(rows_C, columns)  # [L, w, w]
         R = _inverse(own_B) @ rows_B  # R^T
         F = rows_C - 0.5 * own_C @ R  # F^T
-        new = slice(p, p + w)
-        self.panel_R[:, new], self.panel_B[:, new], self.panel_F[:, new] = R, rows_B, F
-        self.filled += w
+        slots = self.slot + self.inside
+        self.panel_R.index_copy_(1, slots, R)
+        self.panel_B.index_copy_(1, slots, rows_B)
+        self.panel_F.index_copy_(1, slots, F)
+        self.slot += w
+        self.done += 1
+
         R_blocks, B_blocks, F_blocks = (_by_unit(rows, w) for rows in (R, rows_B, F))  # [L, units, w, w]
         self.diagonal_B -= _products(R_blocks, B_blocks)
         product = _products(R_blocks, F_blocks)
         self.diagonal_C -= product + product.mT
 
     def _rows(self, columns: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows of B and C as they would be had the panel been worked in."""
+        """Rows of B and C as they would be had the panel been worked in; its free rows are zero."""
         at = self.layers[:, None]
-        rows_B, rows_C = self.B[at, columns], self.C[at, columns]
-        if self.filled:
-            R, B, F = (panel[:, : self.filled] for panel in (self.panel_R, self.panel_B, self.panel_F))
-            R_S, F_S = _take(R, columns).mT, _take(F, columns).mT  # [L, w, p]
-            rows_B = torch.baddbmm(rows_B, R_S, B, alpha=-1)
-            rows_C = torch.baddbmm(torch.baddbmm(rows_C, R_S, F, alpha=-1), F_S, R, alpha=-1)
-        return rows_B, rows_C
+        R_S, F_S = _take(self.panel_R, columns).mT, _take(self.panel_F, columns).mT  # [L, w, p]
+        rows_B = torch.baddbmm(self.B[at, columns], R_S, self.panel_B, alpha=-1)
+        rows_C = torch.baddbmm(self.C[at, columns], R_S, self.panel_F, alpha=-1)
+        return rows_B, torch.baddbmm(rows_C, F_S, self.panel_R, alpha=-1)
 
     def _flush(self) -> None:
-        R, B, F = (panel[:, : self.filled] for panel in (self.panel_R, self.panel_B, self.panel_F))
+        R, B, F = self.panel_R, self.panel_B, self.panel_F
         self.B.baddbmm_(R.mT, B, alpha=-1)
         self.C.baddbmm_(R.mT, F, alpha=-1).baddbmm_(F.mT, R, alpha=-1)
-        self.filled = 0
+        R.zero_()
+        F.zero_()
+        self.slot.zero_()
 
     def _compact(self) -> None:
         """Half the units are gone: go on with matrices of half the size."""
-        self._flush()
-        count = len(self.B)
-        stay = self.alive.nonzero()[:, 1].view(count, -1)  # [L, left]
-        columns = (stay[:, :, None] * self.width + torch.arange(self.width, device=stay.device)).flatten(1)
+        stay = self.alive.nonzero()[:, 1].view(len(self.B), -1)  # [L, left]
+        columns = (stay[:, :, None] * self.width + self.inside).flatten(1)
         at = self.layers[:, None, None]
         self.B, self.C = (M[at, columns[:, :, None], columns[:, None, :]] for M in (self.B, self.C))
         self._lay_out(self.names.gather(1, stay))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -51,6 +52,12 @@ def commands_of(block: Block) -> Iterator[list[str]]:
             yield words
 
 
+def is_at_hand(needs: str | None) -> bool:
+    """Whether a block can run here: no network and no GPU in tests, other needs are packages."""
+    names = [name.strip() for name in needs.split(",")] if needs else []
+    return all(name not in ("network", "gpu") and importlib.util.find_spec(name) for name in names)
+
+
 @pytest.fixture
 def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A folder with `my-model` and `reviews.jsonl`, and the names that the pages take for granted."""
@@ -68,15 +75,25 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_of_a_page_runs(page: Path, workshop: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
-    blocks = [b for b in blocks_of(page) if b.language in ("python", "bash") and b.needs is None]
+    work_through(page, [block for block in blocks_of(page) if block.needs is None], workshop, capfd)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [p for p in PAGES if "<!-- needs: onnx" in p.read_text("utf-8")], ids=lambda p: p.name)
+def test_blocks_with_optional_packages_run(
+    page: Path, workshop: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    work_through(page, [block for block in blocks_of(page) if is_at_hand(block.needs)], workshop, capfd)
+
+
+def work_through(page: Path, blocks: list[Block], names: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for block in blocks:
             where = f"{page.name}, line {block.line}"
             if block.language == "python":
-                exec(compile(block.code, where, "exec"), workshop)
-                continue
-            for words in commands_of(block):
+                exec(compile(block.code, where, "exec"), names)
+            for words in commands_of(block) if block.language == "bash" else ():
                 assert words[0] == "shearling", f"{where}: mark blocks that run anything else with <!-- needs: ... -->"
                 code = run(words[1:])
                 assert code == 0, f"{where}: {shlex.join(words)} exits with {code}: {capfd.readouterr().err}"

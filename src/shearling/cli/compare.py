@@ -10,8 +10,10 @@ from shearling.cli import options as o
 
 
 def compare(
-    first: Annotated[str, typer.Argument(help="A model directory, or an id on the Hub.", show_default=False)],
-    second: Annotated[str, typer.Argument(help="Another one, dense or pruned.", show_default=False)],
+    first: Annotated[
+        str, typer.Argument(metavar="FIRST", help="A model directory, or an id on the Hub.", show_default=False)
+    ],
+    second: Annotated[str, typer.Argument(metavar="SECOND", help="Another one, dense or pruned.", show_default=False)],
     data: o.Data = None,
     task: o.Task = None,
     text_columns: o.TextColumns = None,

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
 
-Model = Annotated[str, typer.Argument(help="A model directory, or an id on the Hub.", show_default=False)]
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A model directory, or an id on the Hub.", show_default=False)
+]
+Directory = Annotated[
+    Path,
+    typer.Argument(metavar="DIRECTORY", help="A directory that `shearling prune` wrote.", show_default=False),
+]
 Data = Annotated[
     Optional[str],  # noqa: UP045 - typer reads this at run time on Python 3.10 too
     typer.Option("--data", help="Examples: jsonl, csv, tsv, parquet or txt, also .gz and .xz."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,8 +10,10 @@ from shearling.cli import options as o
 
 
 def push(
-    directory: Annotated[Path, typer.Argument(help="A directory that `shearling prune` wrote.", show_default=False)],
-    repo_id: Annotated[str, typer.Argument(help="The repository on the Hub: you/my-model-50.", show_default=False)],
+    directory: o.Directory,
+    repo_id: Annotated[
+        str, typer.Argument(metavar="REPO_ID", help="The repository on the Hub: you/my-model-50.", show_default=False)
+    ],
     private: Annotated[bool, typer.Option("--private", help="For your eyes only.")] = False,
     quiet: o.Quiet = False,
     as_json: o.Json = False,

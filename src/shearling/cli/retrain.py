@@ -11,7 +11,7 @@ from shearling.cli import options as o
 
 
 def retrain(
-    directory: Annotated[Path, typer.Argument(help="A directory that `shearling prune` wrote.", show_default=False)],
+    directory: o.Directory,
     out: Annotated[Path, typer.Option(help="Where to write the retrained model.")],
     data: o.Data = None,
     task: o.Task = None,

@@ -11,7 +11,7 @@ from shearling.cli import options as o
 
 
 def show(
-    directory: Annotated[Path, typer.Argument(help="A directory that `shearling prune` wrote.", show_default=False)],
+    directory: o.Directory,
     html: Annotated[Optional[Path], typer.Option(help="Write a page to this file.")] = None,  # noqa: UP045
     force: Annotated[bool, typer.Option("--force", help="Replace the page if it exists.")] = False,
     as_json: o.Json = False,

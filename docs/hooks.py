@@ -48,7 +48,7 @@ def commands() -> str:
     parts = []
     for name, command in sorted(root.commands.items()):  # type: ignore[attr-defined]
         context = command.make_context(name, [], resilient_parsing=True)
-        usage = " ".join(command.collect_usage_pieces(context))
+        usage = " ".join(command.collect_usage_pieces(context)).replace("{", "").replace("}", "")
         lines = [
             f"## shearling {name}",
             "",

@@ -20,8 +20,8 @@ def base_of(folder: Path) -> str | None:
     base = read_record(folder).get("base")
     if not isinstance(base, str) or not base.startswith("."):
         return None  # a Hub id: fetching a model is for the user to ask for
-    path = Path(os.path.normpath(folder / base))
-    return str(path) if (path / "config.json").is_file() else None
+    path = Path(os.path.normpath(folder.resolve() / base))
+    return str(path) if (path / "config.json").is_file() and path.resolve() != folder.resolve() else None
 
 
 def add_evaluation(folder: Path, evaluation: dict[str, Any], *, dense: dict[str, Any] | None = None) -> dict[str, Any]:

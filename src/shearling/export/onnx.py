@@ -41,6 +41,7 @@ def write(model: PreTrainedModel, inputs: Inputs, outputs: list[str], path: Path
             raise ModelError(f"{type(model).__name__} cannot be written as ONNX: {reason}") from error
         if result is None:
             raise ModelError(f"{type(model).__name__} cannot be written as ONNX: torch gave no program.")
+        _without_traces(result.model)
         if precision != "int8":
             result.save(str(path))
             return
@@ -49,6 +50,20 @@ def write(model: PreTrainedModel, inputs: Inputs, outputs: list[str], path: Path
         quantise(plain, path)
         for part in path.parent.glob("float32.onnx*"):
             part.unlink()
+
+
+def _without_traces(model: Any) -> None:
+    """Take out the exporter's remarks: a stack trace at every node, with the paths of the machine it ran on."""
+    for graph in (model.graph, *(function.graph for function in model.functions.values())):
+        for node in graph.all_nodes():
+            node.metadata_props.clear()
+            node.doc_string = None
+            for value in node.outputs:
+                value.metadata_props.clear()
+        for value in (*graph.inputs, *graph.initializers.values()):
+            value.metadata_props.clear()
+        graph.metadata_props.clear()
+    model.metadata_props.clear()
 
 
 def quantise(source: Path, target: Path) -> None:

@@ -9,8 +9,8 @@ latency table of its own, and ratios are tried from the mildest on until more th
 within is reported: the paper's table of speed-ups. With random weights of given shapes nothing can be scored, and each
 of --ratios is reported. --predict holds the table's predictions against measured times, without corrections.
 
-Dense and pruned take turns in the same run, under each runtime: PyTorch as it is, torch.compile, and ONNX Runtime on
-the CPU where it is installed. Results go to OUT/latency-NAME.json and .md.
+Dense and pruned take turns in the same run, under each runtime: PyTorch as it is, torch.compile (`graphs`: with CUDA
+graphs), and ONNX Runtime on the CPU where it is installed. Results go to OUT/latency-NAME.json and .md.
 """
 
 from __future__ import annotations
@@ -47,6 +47,13 @@ def compiled(model: Any, inputs: dict[str, torch.Tensor], folder: Path) -> Run:
     return partial(torch.compile(model, dynamic=False), **inputs)
 
 
+def graphs(model: Any, inputs: dict[str, torch.Tensor], folder: Path) -> Run:
+    if device_of(model).type != "cuda":
+        raise RuntimeError("CUDA graphs need a GPU")
+    torch._dynamo.reset()
+    return partial(torch.compile(model, dynamic=False, mode="reduce-overhead"), **inputs)
+
+
 def onnx(model: Any, inputs: dict[str, torch.Tensor], folder: Path) -> Run:
     from shearling.export.graph import reference
     from shearling.export.onnx import open_runner, require, write
@@ -60,7 +67,7 @@ def onnx(model: Any, inputs: dict[str, torch.Tensor], folder: Path) -> Run:
     return partial(open_runner(path), inputs)
 
 
-RUNTIMES = {"eager": eager, "compile": compiled, "onnx": onnx}
+RUNTIMES = {"eager": eager, "compile": compiled, "graphs": graphs, "onnx": onnx}
 
 
 @contextmanager
@@ -220,7 +227,7 @@ def main() -> None:
     parser.add_argument("--ratios", type=numbers(float), default=[0.7, 0.5, 0.3])
     parser.add_argument("--loss", type=float, default=1.0, help="points that may be lost")
     parser.add_argument("--samples", type=int, default=256)
-    parser.add_argument("--runtimes", default="eager,compile,onnx")
+    parser.add_argument("--runtimes", default="eager,compile,onnx", help=f"of {','.join(RUNTIMES)}")
     parser.add_argument("--budget", type=float, default=45.0, help="seconds for each latency table")
     parser.add_argument("--patience", type=int, default=180, help="seconds for each runtime")
     parser.add_argument("--predict", action="store_true", help="predicted against measured only")

@@ -93,7 +93,10 @@ FAMILIES: dict[str, Family] = {
     "deit": Family("deit", "DeiTForImageClassification", VISION, "image"),
     "beit": Family("beit", "BeitForImageClassification", BEIT, "image"),
     "beit-shared": Family(
-        "beit", "BeitModel", VISION | {"use_shared_relative_position_bias": True, "layer_scale_init_value": 0.0}, "image"
+        "beit",
+        "BeitModel",
+        VISION | {"use_shared_relative_position_bias": True, "layer_scale_init_value": 0.0},
+        "image",
     ),
     "dinov2": Family("dinov2", "Dinov2ForImageClassification", VISION | {"mlp_ratio": 2}, "image"),
     "dinov2-gated": Family("dinov2", "Dinov2Model", VISION | {"mlp_ratio": 2, "use_swiglu_ffn": True}, "image"),
@@ -144,7 +147,9 @@ def tiny_model(name: str, *, attention: str | None = None, seed: int = 0) -> Any
     return model.eval()
 
 
-def tiny_batches(name: str, count: int = 3, size: int = 4, *, padded: bool = True, seed: int = 0) -> list[dict[str, Tensor]]:
+def tiny_batches(
+    name: str, count: int = 3, size: int = 4, *, padded: bool = True, seed: int = 0
+) -> list[dict[str, Tensor]]:
     """Random batches without labels; `padded` makes the examples differ in length."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -154,7 +159,9 @@ def tiny_batches(name: str, count: int = 3, size: int = 4, *, padded: bool = Tru
     def mask_of(length: int) -> Tensor:
         lengths = torch.randint(length // 2, length + 1, (size,), generator=generator)
         lengths[0] = length
-        return (torch.arange(length) < lengths[:, None]).long() if padded else torch.ones(size, length, dtype=torch.long)
+        return (
+            (torch.arange(length) < lengths[:, None]).long() if padded else torch.ones(size, length, dtype=torch.long)
+        )
 
     kind = FAMILIES[name].inputs
     batches: list[dict[str, Tensor]] = []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shearling.checkpoint.sentence import transformer_in
 from shearling.errors import ModelError, ShearlingError
 
 if TYPE_CHECKING:
@@ -26,15 +27,19 @@ def load_model(
     """The model with the head its checkpoint was saved with, every weight of it from the checkpoint."""
     from transformers import AutoConfig
 
-    path = Path(name)
+    sentence = transformer_in(Path(name))
+    path = sentence or Path(name)
     if path.exists() and not (path / "config.json").is_file():
         raise ModelError(f"{name} has no config.json: it is not a model directory.")
+    name = name if sentence is None else str(sentence)
     with _told(f"Cannot load the model '{name}'", local=path.exists()):
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+        if sentence is not None:
+            config.architectures = None  # what it was made from may have had a head; sentences have none
         model, info = _class_of(config, name).from_pretrained(
             name, dtype=dtype_of(dtype) or "auto", output_loading_info=True, trust_remote_code=trust_remote_code
         )
-    untrained = sorted(info["missing_keys"])
+    untrained = sorted(key for key in info["missing_keys"] if sentence is None or not key.startswith("pooler."))
     if untrained:
         raise ModelError(
             f"{name} has no weights for {_some(untrained)}: this part of the model was never trained. "
@@ -48,6 +53,7 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedT
     """The tokenizer that lies beside the model."""
     from transformers import AutoTokenizer
 
+    name = str(transformer_in(Path(name)) or name)
     with _told(f"Cannot load a tokenizer from '{name}'", local=Path(name).exists()):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     return tokenizer

@@ -142,10 +142,12 @@ def test_statistics_are_finite_and_count_real_tokens(family: str) -> None:
     structure, sample = structure_of(tiny_model(family)), sample_of(tiny_batches(family))
     for sublayer, gradients in zip(structure.sublayers, mask_gradients(structure, sample, labels=False), strict=True):
         assert gradients.shape == (sample.examples, sublayer.units)
-        assert gradients.isfinite().all() and gradients.abs().sum() > 0, sublayer.name
+        assert gradients.isfinite().all(), sublayer.name
+        assert gradients.abs().sum() > 0, sublayer.name
     for sublayer, curvature in zip(structure.sublayers, measure(structure, sample), strict=True):
-        assert curvature.A.isfinite().all() and curvature.G.isfinite().all()
-        assert curvature.A.abs().sum() > 0 and curvature.G.abs().sum() > 0, sublayer.name
+        for factor in (curvature.A, curvature.G):
+            assert factor.isfinite().all(), sublayer.name
+            assert factor.abs().sum() > 0, sublayer.name
 
 
 @every_family
@@ -191,6 +193,7 @@ def test_prune_save_load(family: str, method: str, tmp_path: Path) -> None:
     assert same(outputs_of(again, batch), expected, 1e-6)
 
 
+NO_AUTO_CLASS = {"siglip_text_model"}  # transformers itself loads it by its own class alone
 REMOTE = """
 import json, sys, torch, transformers
 transformers.logging.set_verbosity_error()
@@ -217,7 +220,7 @@ def test_every_family_loads_without_shearling(tmp_path: Path) -> None:
     """One process that cannot import shearling loads them all, with `trust_remote_code`, to the same outputs."""
     expected = {}
     lines = []
-    for family in FAMILIES:
+    for family in sorted({*FAMILIES} - NO_AUTO_CLASS):
         model, folder = tiny_model(family), tmp_path / family
         structure = structure_of(model)
         small = shrink(model, some_kept(structure, empty=(2,)))
@@ -249,9 +252,7 @@ def test_generation_with_and_without_cache(family: str, beams: int) -> None:
     structure = structure_of(model)
     small = shrink(model, some_kept(structure, empty=ALL))
     inputs = {k: v for k, v in tiny_batches(family, 1, 2, padded=False)[0].items() if not k.startswith("decoder")}
-    options = {"max_new_tokens": 8, "min_new_tokens": 8, "num_beams": beams, "do_sample": False, "return_timestamps": None}
-    if family != "whisper":
-        del options["return_timestamps"]
+    options = {"max_new_tokens": 8, "min_new_tokens": 8, "num_beams": beams, "do_sample": False}
     with_cache = small.generate(**inputs, use_cache=True, **options)
     without = small.generate(**inputs, use_cache=False, **options)
     assert torch.equal(with_cache, without)

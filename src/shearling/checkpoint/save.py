@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shearling.checkpoint.sentence import MODULES, modules_with_transformer_on_top, transformer_in
 from shearling.distributed import on_first
 from shearling.errors import OutputError
 
@@ -47,7 +48,8 @@ def write_checkpoint(pruned: Pruned, folder: Path, source: Any) -> None:
 
     model = pruned.model
     model.config.auto_map = _auto_map(model)
-    model.save_pretrained(folder)
+    with _no_bar():
+        model.save_pretrained(folder)
     shutil.copyfile(_modeling_file(), folder / MODELING)
     if isinstance(source, (str, os.PathLike)):
         copy_companions(Path(source), folder)
@@ -75,10 +77,30 @@ def _base(source: Any, name: str | None, folder: Path) -> str | None:
     return name
 
 
+@contextmanager
+def _no_bar() -> Iterator[None]:
+    """Keep transformers from drawing a progress bar of its own beside ours."""
+    from transformers.utils import logging as noisy
+
+    bars = noisy.is_progress_bar_enabled()
+    noisy.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if bars:
+            noisy.enable_progress_bar()
+
+
 def copy_companions(source: Path, folder: Path) -> None:
     """Tokenizer and other files that belong to the model but not to its weights."""
+    inside = transformer_in(source)  # a directory of sentence-transformers may keep the model in a folder of its own
+    if inside is not None and inside != source:
+        (folder / MODULES).write_text(modules_with_transformer_on_top(source), encoding="utf-8")
+        copy_companions(inside, folder)
     for pattern in COMPANIONS:
         for path in sorted(source.glob(pattern)):
+            if path == inside:
+                continue
             if path.is_dir():
                 shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
             elif not (folder / path.name).exists():

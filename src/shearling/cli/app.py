@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from shearling._version import __version__
+from shearling.cli.architectures import architectures
 from shearling.cli.compare import compare
 from shearling.cli.demo import demo
 from shearling.cli.evaluate import evaluate
@@ -25,7 +26,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-for command in (prune, profile, evaluate, sweep, retrain, show, compare, export, push, demo):
+for command in (prune, profile, evaluate, sweep, retrain, show, compare, export, push, architectures, demo):
     app.command()(command)
 
 

@@ -1,0 +1,17 @@
+"""`shearling architectures`."""
+
+from __future__ import annotations
+
+from shearling.cli import options as o
+
+
+def architectures(as_json: o.Json = False) -> None:
+    """List the architectures that can be pruned, and what is pruned in each."""
+    from shearling.cli.console import emit, say
+    from shearling.models.table import architectures as known
+    from shearling.models.table import describe
+
+    if as_json:
+        emit(known())
+    else:
+        say(describe())

@@ -106,7 +106,8 @@ def _solve_many(curves: Sequence[Curve], limits: Floats) -> list[int]:
 
 def _total(shares: Sequence[Floats], picks: Sequence[int]) -> Floats:
     """[budgets]: what the picks spend of each."""
-    return np.sum([share[:, i] for share, i in zip(shares, picks, strict=True)], axis=0)
+    total: Floats = np.sum([share[:, i] for share, i in zip(shares, picks, strict=True)], axis=0)
+    return total
 
 
 def _knapsack(errors: Sequence[Floats], costs: Sequence[Floats], budget: float) -> list[int]:

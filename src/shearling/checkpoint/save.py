@@ -49,6 +49,7 @@ def write_checkpoint(pruned: Pruned, folder: Path, source: Any) -> None:
     model = pruned.model
     model.config.auto_map = _auto_map(model)
     with _no_bar():
+        with _no_bar():
         model.save_pretrained(folder)
     shutil.copyfile(_modeling_file(), folder / MODELING)
     if isinstance(source, (str, os.PathLike)):
@@ -75,6 +76,20 @@ def _base(source: Any, name: str | None, folder: Path) -> str | None:
         way = os.path.relpath(local.resolve(), folder.resolve())
         return way if way.startswith(".") else f"./{way}"
     return name
+
+
+@contextmanager
+def _no_bar() -> Iterator[None]:
+    """Keep transformers from drawing a progress bar of its own beside ours."""
+    from transformers.utils import logging as noisy
+
+    bars = noisy.is_progress_bar_enabled()
+    noisy.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if bars:
+            noisy.enable_progress_bar()
 
 
 @contextmanager

@@ -51,7 +51,8 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert refused
     assert all(entry["note"] and not entry["units"] for entry in refused)
     assert run(["architectures"]) == 0
-    assert all(name in capsys.readouterr().err for name in by_name)
+    shown = capsys.readouterr().err
+    assert all(name in shown for name in by_name)
 
 
 @pytest.mark.parametrize("name", table.UNSUPPORTED)

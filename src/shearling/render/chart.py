@@ -18,6 +18,7 @@ LINE = 15  # pixels between labels that would otherwise overlap
 COLOURS = (
     ("#0b66a8", "#62b5f0"), ("#c8511b", "#ff9a62"), ("#1d7f5c", "#4fd0a1"), ("#8a4fb0", "#cf9bf0"),
     ("#a8780a", "#ecc04c"), ("#b3315f", "#ff85ac"), ("#4b5a68", "#a9bccd"), ("#15808f", "#53d2e2"),
+    ("#6b8f1a", "#b5dd5f"), ("#7a5a41", "#d3ab8b"), ("#3b4fb8", "#9daaff"), ("#9c9c9c", "#e0e0e0"),
 )  # fmt: skip
 MARKS = ("circle", "square", "diamond", "triangle")
 
@@ -92,9 +93,10 @@ def chart(
     ]
     if title:
         body.append(f'<text class="title" x="{LEFT}" y="20">{escape(title)}</text>')
+    top = 0 if title else 24  # no room for a title that is not there
     alone = f'<style>{style()}</style><rect width="100%" height="100%" fill="var(--ground)"/>' if standalone else ""
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 {top} {WIDTH} {HEIGHT - top}" role="img" '
         f'aria-label="{escape(title or y_label, quote=True)}">{alone}{"".join(body)}</svg>'
     )
 

@@ -46,7 +46,7 @@ def report_page(record: Mapping[str, Any], *, title: str | None = None, director
             parts.section("Time to prune", parts.time_bars([(record["method"], seconds)])),
             parts.section("Retraining", parts.facts(retrained) if retrained else ""),
             parts.section("Notes", parts.notes(said)),
-            parts.section("Load it", parts.code(snippet(directory))),
+            parts.section("Load it", parts.code(snippet(directory, record.get("architecture")))),
             parts.section("Settings", parts.facts(settings)),
         ],
     )

@@ -70,10 +70,10 @@ def page(title: str, under: str, body: Sequence[str]) -> str:
     )
 
 
-def snippet(directory: str) -> str:
-    """How to load a pruned model."""
-    return (
-        f'import shearling\n\nmodel = shearling.load("{directory}")\n\n'
-        "# or, like any other model\nimport shearling\nfrom transformers import AutoModelForSequenceClassification\n\n"
-        f'model = AutoModelForSequenceClassification.from_pretrained("{directory}")'
-    )
+def snippet(directory: str, architecture: str | None = None) -> str:
+    """How to load a pruned model: ours, and the way people know."""
+    ours = f'import shearling\n\nmodel = shearling.load("{directory}")'
+    if architecture is None:
+        return ours
+    known = f'from transformers import {architecture}\n\nmodel = {architecture}.from_pretrained("{directory}")'
+    return f"{ours}\n\n# or, after `import shearling`, like any other model\n{known}"

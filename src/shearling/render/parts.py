@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+from shearling.render.chart import COLOURS
 from shearling.report import short
 
 COST_NAMES = {
@@ -101,7 +102,7 @@ def time_bars(rows: Sequence[tuple[str, Mapping[str, float]]]) -> str:
     """Seconds per stage, stacked, on one scale."""
     longest = max((sum(stages.values()) for _, stages in rows), default=0.0) or 1.0
     names = list(dict.fromkeys(name for _, stages in rows for name in stages))
-    colour = {name: f"var(--s{i % 8})" for i, name in enumerate(names)}
+    colour = {name: f"var(--s{i % len(COLOURS)})" for i, name in enumerate(names)}
     key = "".join(f'<span><i style="background:{colour[name]}"></i>{escape(name)}</span>' for name in names)
     lines = []
     for label, stages in rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from html import escape
 from statistics import fmean
@@ -23,7 +24,7 @@ def sweep_page(results: Sequence[dict[str, Any]], told: Mapping[str, Any], *, ti
     times = [(m, _mean_stages([g[0] for g in groups if g[0]["method"] == m])) for m in methods]
     return page(
         title,
-        f"{len(results)} pruned models on {dense['examples']:,} examples, {settings['samples']:,} to calibrate on",
+        f"{len(results)} models; calibrated on {results[0]['examples']:,} examples, scored on {dense['examples']:,}",
         [
             parts.cards(_headline(results, dense, best, methods)),
             parts.section(
@@ -35,11 +36,11 @@ def sweep_page(results: Sequence[dict[str, Any]], told: Mapping[str, Any], *, ti
             parts.section(
                 "What is left of each layer",
                 "".join(_heat(groups, method, dense) for method in methods),
-                "Heads and filters that stay, layer 0 at the top; darker is more.",
+                "Heads and filters that stay, layer 0 at the top; the stronger the colour, the more.",
             ),
             parts.section("Time to prune, by stage", parts.time_bars(times), "Mean over the points; no training."),
             parts.section("Latency", parts.latency(timed)),
-            parts.section("Load a model", parts.code(_how(best, settings))),
+            parts.section("Load a model", parts.code(_how(best, settings, dense.get("architecture")))),
             parts.section("Notes", parts.notes([note for row in results for note in row.get("notes", [])])),
             parts.section("Settings", parts.facts({**settings, **told.get("environment", {})})),
         ],
@@ -84,7 +85,7 @@ def _points(groups: Sequence[Sequence[dict[str, Any]]], dense: float, metric: st
     rows = []
     for group in groups:
         values = [row["value"] for row in group]
-        spread = f" <small>({min(values):.2f} to {max(values):.2f})</small>" if len(values) > 1 else ""
+        spread = f" <small>({min(values):.2f} to {max(values):.2f})</small>" if min(values) < max(values) else ""
         first = group[0]
         rows.append([
             escape(first["method"]), _asked(first), f"{fmean(values):.2f}{spread}", parts.change(_change(group)),
@@ -103,7 +104,7 @@ def _heat(groups: Sequence[Sequence[dict[str, Any]]], method: str, dense: Mappin
 
 def _asked(row: Mapping[str, Any]) -> str:
     names = {"flops": "FLOPs", "params": "parameters", "latency": "latency"}
-    return ", ".join(f"{ratio:.4g} {names.get(kind, kind)}" for kind, ratio in row["constraint"].items())
+    return ", ".join(f"{100 * ratio:.4g}% {names.get(kind, kind)}" for kind, ratio in row["constraint"].items())
 
 
 def _mean_stages(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
@@ -115,14 +116,16 @@ def _seeds(results: Sequence[dict[str, Any]]) -> int:
     return len({row["seed"] for row in results})
 
 
-def _how(best: dict[str, Any] | None, settings: Mapping[str, Any]) -> str:
+def _how(best: dict[str, Any] | None, settings: Mapping[str, Any], architecture: str | None) -> str:
     if best is None:
         return "# no point stays within one point of dense; prune less, or give more data"
     if "model" in best:
-        return snippet(best["model"])
+        return snippet(best["model"], architecture)
     asked = " ".join(f"--{kind} {ratio:g}" for kind, ratio in best["constraint"].items())
+    data = "" if settings["data"] == "Hub" else f"--data {shlex.quote(settings['data'])} "
     command = (
-        f"shearling prune {settings['model']} --data {settings['data']} --task {settings['task']} {asked} "
-        f"--method {best['method']} --seed {best['seed']} --out my-model"
+        f"shearling prune {shlex.quote(settings['model'])} \\\n"
+        f"    {data}--task {settings['task']} --samples {settings['samples']} \\\n"
+        f"    {asked} --method {best['method']} --seed {best['seed']} --out my-model"
     )
-    return f"$ {command}\n\n{snippet('my-model')}"
+    return f"{command}\n\n{snippet('my-model', architecture)}"

@@ -39,7 +39,10 @@ def sweep_source(
     store.facts["environment"] = {"device": device_name(loaded.model), "batch_size": source.batch_size, **versions()}
     if store.facts["dense"] is None:
         score = exam.take(loaded.model, progress=None if watcher is None else partial(watcher, "dense"))
-        store.keep_dense(score.to_json() | {"seconds": score.seconds, "layers": structure_of(loaded.model).sizes})
+        layers, architecture = structure_of(loaded.model).sizes, type(loaded.model).__name__
+        store.keep_dense(
+            score.to_json() | {"seconds": score.seconds, "layers": layers, "architecture": architecture}
+        )  # fmt: skip
     if save:
         store.forget_unsaved()
     skipped = []

@@ -108,6 +108,7 @@ def record_of(outcome: Outcome, dense: float) -> dict[str, Any]:
         "constraint": dict(outcome.constraint),
         "dense": dense,
         "reached": reached,
+        "examples": report["sample"]["examples"],
         "stages": {name: seconds for name, seconds in report["seconds"].items() if name != "total"},
         "evaluate_seconds": score.seconds,
         "layers": report["layers"],

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import shearling
+from bench import write_model, write_rows
+from shearling.cli import run
+from shearling.errors import CheckpointError, InputError, ModelError, OutputError
+from shearling.jobs import Source, Target, prune_source
+from shearling.loading import load_model, load_tokenizer
+from shearling.methods import Surgeon
+from shearling.retrain import Recipe, retrain_source
+from shearling.retrain.train import distillation_loss
+
+RECIPE = Recipe(epochs=3, lr=2e-3, batch_size=16)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("retrain")
+    write_model(root / "model")
+    write_rows(root / "train.jsonl", 160)
+    write_rows(root / "dev.jsonl", 60, seed=1)
+    source = Source(str(root / "model"), str(root / "train.jsonl"), "sst2", samples=64, device="cpu")
+    prune_source(source, Target(flops=0.4), Surgeon(), out=root / "pruned")
+    return root
+
+
+def train(place: Path, out: Path, recipe: Recipe = RECIPE, **options: Any) -> dict[str, Any]:
+    source = Source(str(place / "pruned"), str(place / "train.jsonl"), "sst2", device="cpu")
+    return retrain_source(source, recipe, out, **options)
+
+
+def test_it_learns_and_is_again_a_checkpoint(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    facts = train(place, out, evaluation=str(place / "dev.jsonl"))["retrained"]
+    assert facts["after"]["value"] >= facts["before"]["value"] + 5
+    assert facts["steps"] == 30
+    record = json.loads((out / "shearling.json").read_text())
+    before = json.loads((place / "pruned" / "shearling.json").read_text())
+    assert record["retrained"] == facts
+    assert record["layers"] == before["layers"]
+    assert record["kept"] == before["kept"]
+    assert (out / record["base"]).resolve() == (place / "model").resolve()
+    assert not list(tmp_path.glob(".out.*"))  # no trace of the training is left
+
+    from transformers import AutoModelForSequenceClassification
+
+    ids = torch.arange(5, 15)[None]
+    ours = shearling.load(out).eval()
+    theirs = AutoModelForSequenceClassification.from_pretrained(out).eval()
+    alone = AutoModelForSequenceClassification.from_pretrained(out, trust_remote_code=True).eval()
+    with torch.no_grad():
+        logits = [model(ids).logits for model in (ours, theirs, alone)]
+    assert torch.equal(logits[0], logits[1])
+    assert torch.equal(logits[0], logits[2])
+    with pytest.raises(OutputError, match="not empty"):
+        train(place, out)
+
+
+def test_an_interrupted_training_goes_on_to_the_same_weights(place: Path, tmp_path: Path) -> None:
+    train(place, tmp_path / "whole")
+
+    def stop(stage: str, done: int, total: int) -> None:
+        if stage == "retrain" and done == 17:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(place, tmp_path / "parts", watcher=stop)
+    assert not (tmp_path / "parts").exists()
+    with pytest.raises(OutputError, match="other settings"):
+        train(place, tmp_path / "parts", Recipe(epochs=3, lr=1e-3, batch_size=16))
+    (tmp_path / ".parts.retrain" / "checkpoint-15" / "optimizer.pt").unlink()  # torn: the one before is taken
+    facts = train(place, tmp_path / "parts")["retrained"]
+    assert facts["resumed_from"] == 12
+    whole, parts = (shearling.load(tmp_path / name).state_dict() for name in ("whole", "parts"))
+    for name, tensor in whole.items():
+        assert torch.allclose(tensor, parts[name], atol=1e-6), name
+
+
+def test_a_teacher_is_learned_from(place: Path, tmp_path: Path) -> None:
+    """With all the weight on the teacher, the labels do not matter: the answers come nearer to the dense model's."""
+    recipe = Recipe(epochs=4, lr=1e-3, batch_size=16, alpha=1.0, temperature=1.0)
+    train(place, tmp_path / "out", recipe, teacher=str(place / "model"))
+    dense, before, after = (
+        load_model(str(folder), device="cpu") for folder in (place / "model", place / "pruned", tmp_path / "out")
+    )
+    texts = [json.loads(line)["sentence"] for line in (place / "train.jsonl").read_text().splitlines()]
+    batch = load_tokenizer(str(place / "model"))(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        wanted, old, new = (F.log_softmax(model(**batch).logits, -1) for model in (dense, before, after))
+    assert F.kl_div(new, wanted, log_target=True) < 0.8 * F.kl_div(old, wanted, log_target=True)
+
+
+def test_half_precision_comes_back_in_half_precision(place: Path, tmp_path: Path) -> None:
+    write_model(tmp_path / "model")
+    source = Source(
+        str(tmp_path / "model"), str(place / "train.jsonl"), "sst2", samples=64, device="cpu", dtype="bfloat16"
+    )
+    prune_source(source, Target(flops=0.6), Surgeon(), out=tmp_path / "pruned")
+    again = Source(str(tmp_path / "pruned"), str(place / "train.jsonl"), "sst2", device="cpu")
+    retrain_source(again, Recipe(epochs=1, batch_size=32), tmp_path / "out")
+    assert shearling.load(tmp_path / "out").dtype == torch.bfloat16
+
+
+def outputs(**tensors: torch.Tensor) -> dict[str, torch.Tensor]:
+    return tensors
+
+
+def test_the_distillation_loss_is_the_divergence() -> None:
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = torch.randn(6, 3, generator=generator), torch.randn(6, 3, generator=generator)
+    p, q = (teacher / 2).softmax(-1), (student / 2).softmax(-1)
+    expected = 4 * (p * (p / q).log()).sum(-1).mean()
+    found = distillation_loss(outputs(logits=student), outputs(logits=teacher), {}, 2.0)
+    assert found == pytest.approx(float(expected), rel=1e-5)
+    assert distillation_loss(outputs(logits=teacher), outputs(logits=teacher), {}, 2.0) == pytest.approx(0, abs=1e-6)
+
+
+def test_the_distillation_loss_of_numbers_spans_and_tokens() -> None:
+    generator = torch.Generator().manual_seed(0)
+    student, teacher = (torch.randn(4, 5, 3, generator=generator) for _ in range(2))
+    mask = torch.tensor([[1, 1, 1, 0, 0]] * 4)
+    garbage = teacher.clone()
+    garbage[:, 3:] = 1e3
+    loss = [
+        distillation_loss(outputs(logits=student), outputs(logits=t), {"attention_mask": mask}, 2.0)
+        for t in (teacher, garbage)
+    ]
+    assert loss[0] == loss[1]  # padding teaches nothing
+    numbers = distillation_loss(outputs(logits=student[:, :1, 0]), outputs(logits=teacher[:, :1, 0]), {}, 2.0)
+    assert numbers == pytest.approx(float(F.mse_loss(student[:, :1, 0], teacher[:, :1, 0])))
+    spans = [outputs(start_logits=t[:, :, 0], end_logits=t[:, :, 1]) for t in (student, teacher)]
+    halves = [
+        distillation_loss(outputs(logits=student[:, :, i]), outputs(logits=teacher[:, :, i]), {}, 2.0) for i in (0, 1)
+    ]
+    assert distillation_loss(*spans, {}, 2.0) == pytest.approx(float(sum(halves)) / 2, rel=1e-5)
+
+
+def test_what_cannot_be_retrained(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not a model that shearling wrote"):
+        retrain_source(Source(str(place / "model"), device="cpu"), RECIPE, tmp_path / "out")
+    write_model(tmp_path / "other", labels=3)
+    with pytest.raises(ModelError, match="num_labels 3"):
+        train(place, tmp_path / "out", teacher=str(tmp_path / "other"))
+    for wrong in (Recipe(epochs=0), Recipe(lr=5.0), Recipe(alpha=2.0), Recipe(epochs=float("nan"))):
+        with pytest.raises(InputError):
+            train(place, tmp_path / "out", wrong)
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_accelerate_it_says_so(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "accelerate", None)
+    with pytest.raises(InputError, match="pip install accelerate"):
+        train(place, tmp_path / "out")
+
+
+def test_the_command_prints_one_object(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = run([
+        "retrain", str(place / "pruned"), "--data", str(place / "train.jsonl"), "--task", "sst2", "--epochs", "0.5",
+        "--eval", str(place / "dev.jsonl"), "--out", str(tmp_path / "out"), "--device", "cpu", "--json", "--quiet",
+    ])  # fmt: skip
+    told = SimpleNamespace(**json.loads(capsys.readouterr().out))
+    assert code == 0
+    assert told.retrained["before"]["metric"] == "accuracy"
+    assert told.out == str(tmp_path / "out")

@@ -15,6 +15,7 @@ from shearling.sample import Batch, Sample
 
 logger = logging.getLogger("shearling")
 T = TypeVar("T")
+EXACT_ROWS = 4096
 MAX_TOKENS = {"cpu": 4096, "cuda": 24576}  # per batch, forward and backward
 MAX_TOKENS_FORWARD = {"cpu": 4096, "cuda": 98304}
 Progress = Callable[[int, int], None]  # (done, total)
@@ -65,6 +66,11 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
     """
     if a.device.type != "cuda" or a.dtype != torch.float32:
         total.addmm_(a.T, b)
+        return
+    if len(a) > EXACT_ROWS:  # tensor cores cut off what they add up; short sums lose little, long ones drift
+        for start in range(0, len(a), EXACT_ROWS):
+            part = a[start : start + EXACT_ROWS]
+            add_product_(total, part, part if b is a else b[start : start + EXACT_ROWS])
         return
     a_high, a_low = _split(a)
     if b is a:

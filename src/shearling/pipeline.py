@@ -153,6 +153,14 @@ class Plan:
 
         return save_plan(self, Path(path))
 
+    def _whole_macs(self, student: Structure, length: float) -> tuple[float, float]:
+        """The whole model before and after; where all layers see the same tokens, running the dense one tells both."""
+        whole = whole_macs(self.structure.model, self.sample, length)
+        if len(set(self.lengths)) > 1:
+            return whole, whole_macs(student.model, self.sample, length)
+        tokens = [float(round(length))] * len(self.lengths)
+        return whole, whole - count_macs(self.structure, tokens) + count_macs(student, tokens)
+
     def _report(
         self,
         student: Structure,
@@ -163,7 +171,7 @@ class Plan:
     ) -> Report:
         dense = self.structure
         length = sum(self.lengths) / len(self.lengths)
-        macs = [whole_macs(s.model, self.sample, length) for s in (dense, student)]
+        macs = self._whole_macs(student, length)
         return Report(
             method=self.method.name,
             settings=asdict(self.method) if hasattr(self.method, "__dataclass_fields__") else {},  # type: ignore[call-overload]

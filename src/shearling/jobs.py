@@ -13,7 +13,7 @@ from shearling.costs import ratio_of
 from shearling.errors import ConstraintError, ModelError
 from shearling.latency.meet import checked_table
 from shearling.latency.table import load_table
-from shearling.loading import load_model, load_rows, load_tokenizer
+from shearling.loading import device_of, load_model, load_reader, load_rows
 from shearling.methods import Method, Surgeon
 from shearling.pipeline import SAMPLES, Plan, Pruned, measure
 from shearling.stages import Watcher
@@ -36,12 +36,17 @@ class Source:
     text_columns: Sequence[str] | None = None
     label_column: str | None = None
     max_length: int | None = None
-    batch_size: int = 32
+    batch_size: int | None = None  # what suits the device, unless given
     samples: int = SAMPLES
     seed: int = 0
     device: str = "auto"
     dtype: str | None = None
     trust_remote_code: bool = False
+
+    @property
+    def examples_per_batch(self) -> int:
+        """As asked for, or many on a GPU, which would idle otherwise, and few on a CPU."""
+        return self.batch_size or (512 if device_of(self.device).type == "cuda" else 32)
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ def read_source(source: Source, *, labels: bool) -> Loaded:
     model = load_model(
         source.model, device=source.device, dtype=source.dtype, trust_remote_code=source.trust_remote_code
     )
-    tokenizer = load_tokenizer(source.model, trust_remote_code=source.trust_remote_code)
+    tokenizer = load_reader(source.model, model, trust_remote_code=source.trust_remote_code)
     task = find_task(source.task) if source.task else infer_task(model)
     if source.data is None and task.hub is None:
         raise ModelError(f"No data: give --data FILE (the task '{task.name}' has no data set of its own on the Hub).")
@@ -111,7 +116,7 @@ def sample_batches(
         task,
         model_config=config,
         max_length=source.max_length,
-        batch_size=source.batch_size,
+        batch_size=source.examples_per_batch,
         samples=source.samples,
         seed=source.seed,
         labels="require" if labels else "optional",
@@ -129,7 +134,7 @@ def exam_of(source: Source, loaded: Loaded, evaluation: str | None, *, limit: in
         loaded.tokenizer,
         load_rows(evaluation, loaded.task, split="dev"),
         loaded.task,
-        batch_size=2 * source.batch_size,
+        batch_size=2 * source.examples_per_batch,
         max_length=source.max_length,
         text_columns=source.text_columns,
         label_column=source.label_column,
@@ -210,10 +215,10 @@ def evaluate_source(
     task = find_task(source.task) if source.task else infer_task(model)
     return evaluate(
         model,
-        load_tokenizer(source.model, trust_remote_code=source.trust_remote_code),
+        load_reader(source.model, model, trust_remote_code=source.trust_remote_code),
         load_rows(source.data, task, split="dev"),
         task,
-        batch_size=source.batch_size,
+        batch_size=source.examples_per_batch,
         max_length=source.max_length,
         text_columns=source.text_columns,
         label_column=source.label_column,

@@ -37,6 +37,10 @@ MaxLength = Annotated[
     typer.Option("--max-length", help="Cut texts to this many tokens.", min=2),
 ]
 BatchSize = Annotated[int, typer.Option("--batch-size", help="Examples per batch.", min=1)]
+AutoBatchSize = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--batch-size", help="Examples per batch; what suits the device, unless given.", min=1),
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
 Dtype = Annotated[
     Optional[str],  # noqa: UP045

@@ -64,7 +64,7 @@ def prune(
     seed: o.Seed = 0,
     samples: o.Samples = 2048,
     max_length: o.MaxLength = None,
-    batch_size: o.BatchSize = 32,
+    batch_size: o.AutoBatchSize = None,
     device: o.Device = "auto",
     dtype: o.Dtype = None,
     trust_remote_code: o.TrustRemoteCode = False,

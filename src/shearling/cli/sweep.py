@@ -32,7 +32,7 @@ def sweep(
     label_column: o.LabelColumn = None,
     samples: o.Samples = 2048,
     max_length: o.MaxLength = None,
-    batch_size: o.BatchSize = 32,
+    batch_size: o.AutoBatchSize = None,
     device: o.Device = "auto",
     dtype: o.Dtype = None,
     trust_remote_code: o.TrustRemoteCode = False,

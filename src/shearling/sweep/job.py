@@ -36,7 +36,7 @@ def sweep_source(
     loaded = read_source(source, labels=any(needs_labels(method, source) for method in grid.methods.values()))
     exam = exam_of(source, loaded, evaluation, limit=limit)
     store = Store(out, settings_of(source, grid, loaded, exam), force=force)
-    store.facts["environment"] = {"device": device_name(loaded.model), "batch_size": source.batch_size, **versions()}
+    store.facts["environment"] = {"device": device_name(loaded.model), "batch_size": source.examples_per_batch, **versions()}
     if store.facts["dense"] is None:
         score = exam.take(loaded.model, progress=None if watcher is None else partial(watcher, "dense"))
         layers, architecture = structure_of(loaded.model).sizes, type(loaded.model).__name__

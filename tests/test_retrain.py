@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -86,17 +87,20 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(place: Path, tmp_pa
 
 
 def test_a_teacher_is_learned_from(place: Path, tmp_path: Path) -> None:
-    """With all the weight on the teacher, the labels do not matter: the answers come nearer to the dense model's."""
-    recipe = Recipe(epochs=4, lr=1e-3, batch_size=16, alpha=1.0, temperature=1.0)
-    train(place, tmp_path / "out", recipe, teacher=str(place / "model"))
-    dense, before, after = (
-        load_model(str(folder), device="cpu") for folder in (place / "model", place / "pruned", tmp_path / "out")
-    )
+    """With all the weight on a teacher of firm opinions, its answers are learned, whatever the labels say."""
+    write_model(tmp_path / "teacher")
+    dense = load_model(str(tmp_path / "teacher"), device="cpu")
+    with torch.no_grad():
+        dense.classifier.bias.copy_(torch.tensor([2.0, -2.0]))
+    dense.save_pretrained(tmp_path / "teacher")
+    train(place, tmp_path / "out", replace(RECIPE, alpha=1.0, lr=5e-3), teacher=str(tmp_path / "teacher"))
+    before, after = (load_model(str(folder), device="cpu") for folder in (place / "pruned", tmp_path / "out"))
     texts = [json.loads(line)["sentence"] for line in (place / "train.jsonl").read_text().splitlines()]
     batch = load_tokenizer(str(place / "model"))(texts, padding=True, return_tensors="pt")
     with torch.no_grad():
         wanted, old, new = (F.log_softmax(model(**batch).logits, -1) for model in (dense, before, after))
-    assert F.kl_div(new, wanted, log_target=True) < 0.8 * F.kl_div(old, wanted, log_target=True)
+    far, near = (F.kl_div(answers, wanted, log_target=True, reduction="batchmean") for answers in (old, new))
+    assert near < far / 4
 
 
 def test_half_precision_comes_back_in_half_precision(place: Path, tmp_path: Path) -> None:
@@ -158,7 +162,7 @@ def test_what_cannot_be_retrained(place: Path, tmp_path: Path) -> None:
 
 def test_without_accelerate_it_says_so(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "accelerate", None)
-    with pytest.raises(InputError, match="pip install accelerate"):
+    with pytest.raises(InputError, match="pip install shearling"):
         train(place, tmp_path / "out")
 
 

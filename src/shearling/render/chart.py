@@ -115,7 +115,8 @@ class Axis:
     def around(cls, values: Sequence[float], start: float, stop: float, *, air: float = 0.0) -> Axis:
         """Round numbers that hold every value, with a share of air on both sides."""
         low, high = min(values), max(values)
-        air = (high - low) * air if high > low else max(abs(high) * 0.01, 0.01)
+        scale = max(abs(low), abs(high), 1.0)
+        air = (high - low) * air if high - low > 1e-6 * scale else 0.01 * scale  # equal values get room around them
         step = _step((high - low + 2 * air) / 6)
         first, last = math.floor((low - air) / step), math.ceil((high + air) / step)
         ticks = tuple(round(i * step, 10) for i in range(first, last + 1))
@@ -199,7 +200,7 @@ def _legend(series: Sequence[Series]) -> str:
     parts = []
     left, top = LEFT, 40
     for number, one in enumerate(series):
-        width = 26 + 7.2 * len(one.label)
+        width = 28 + 7.8 * len(one.label)
         if left + width > WIDTH - 8 and left > LEFT:
             left, top = LEFT, top + 14
         colour = f"var(--s{number % len(COLOURS)})"

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from shearling.render import parts
+from shearling.render.curve import NAMES
 from shearling.render.page import page, snippet
 
 
 def report_page(record: Mapping[str, Any], *, title: str | None = None, directory: str = "DIR") -> str:
     """The page of one pruned model; `record` is its shearling.json or what `prune --json` prints."""
-    asked = " and ".join(f"{ratio:.4g} of {name}" for name, ratio in record["constraint"].items())
+    asked = " and ".join(f"{100 * ratio:.4g}% of its {NAMES[name]}" for name, ratio in record["constraint"].items())
     seconds = {name: s for name, s in record["seconds"].items() if name != "total"}
     big = [
         ("MACs of the layers", f"{record['flops']['ratio']:.1%}", "left of dense"),
@@ -37,16 +38,26 @@ def report_page(record: Mapping[str, Any], *, title: str | None = None, director
     }
     return page(
         title or f"{record['model_type']}, pruned",
-        f"{record['method']}, {asked}",
+        f"by {record['method']} to {asked}",
         [
             parts.cards(big),
             parts.section("What is left", parts.layer_bars(record["layers"], record["dense_layers"])),
             parts.section("Costs", parts.costs(record)),
             parts.section("Latency", parts.latency([(record["method"], timing)]) if timing else ""),
             parts.section("Time to prune", parts.time_bars([(record["method"], seconds)])),
-            parts.section("Retraining", parts.facts(retrained) if retrained else ""),
+            parts.section("Retraining", _retraining(retrained) if retrained else ""),
             parts.section("Notes", parts.notes(said)),
             parts.section("Load it", parts.code(snippet(directory, record.get("architecture")))),
             parts.section("Settings", parts.facts(settings)),
         ],
     )
+
+
+def _retraining(facts: Mapping[str, Any]) -> str:
+    """What was trained, and what it brought."""
+    shown = {name: facts.get(name) for name in ("task", "examples", "epochs", "lr", "batch_size", "teacher", "steps")}
+    for when in ("before", "after"):
+        score = facts.get(when)
+        if score:
+            shown[f"{score['metric']} {when}"] = score["value"]
+    return parts.facts(shown | {"loss": facts.get("loss"), "seconds": facts.get("seconds")})

@@ -151,7 +151,8 @@ def _flat(values: Mapping[str, Any], before: str = "") -> list[list[str]]:
         if isinstance(value, Mapping) and value:
             rows += _flat(value, f"{before}{name}.")
         elif value is not None:
-            rows.append([escape(f"{before}{name}"), f"<code>{escape(str(value))}</code>"])
+            shown = f"{value:.6g}" if isinstance(value, float) else str(value)
+            rows.append([escape(f"{before}{name}"), f"<code>{escape(shown)}</code>"])
     return rows
 
 

@@ -146,7 +146,7 @@ def _trainer(
         import accelerate  # noqa: F401 - what Trainer stands on
         from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
     except ImportError:
-        raise InputError("Retraining needs accelerate; run: pip install accelerate.") from None
+        raise InputError("Retraining needs accelerate; run: pip install shearling[train].") from None
 
     class Watching(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

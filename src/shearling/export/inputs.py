@@ -67,17 +67,32 @@ def _tried(model: PreTrainedModel, batches: list[Inputs]) -> list[Inputs]:
     kept = [{k: v for k, v in batch.items() if (not wanted or k in wanted) and k not in LABELS} for batch in batches]
     if getattr(model.config, "type_vocab_size", 2) < 2:
         kept = [{k: v for k, v in batch.items() if k != "token_type_ids"} for batch in kept]
-    if getattr(model.config, "is_encoder_decoder", False) and "input_ids" in kept[0]:
-        kept = [{"decoder_input_ids": batch["input_ids"], **batch} for batch in kept]
+    if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in wanted:
+        kept = [{"decoder_input_ids": _decoder_tokens(model, batch), **batch} for batch in kept]
+    if "pixel_values" in wanted and "input_ids" in kept[0] and hasattr(model.config, "vision_config"):
+        pictures = [_noise(model, "pixel_values")["pixel_values"][:1] for _ in kept]  # a model of texts and pictures
+        kept = [
+            batch | {"pixel_values": picture.repeat(len(batch["input_ids"]), 1, 1, 1)}
+            for batch, picture in zip(kept, pictures, strict=True)
+        ]
     if len(kept[0][next(iter(kept[0]))]) < 2:  # a batch of one would be taken for the only size there is
         kept[0] = {k: torch.cat([v, v]) for k, v in kept[0].items()}
     return [*kept, {k: v[:1] for k, v in kept[0].items()}]
 
 
+def _decoder_tokens(model: PreTrainedModel, batch: Inputs) -> Tensor:
+    """Something to decode: the text itself, or the first tokens after other inputs."""
+    if "input_ids" in batch:
+        return batch["input_ids"]
+    start = int(getattr(model.config, "decoder_start_token_id", None) or 0)
+    return torch.full((len(next(iter(batch.values()))), 4), start)
+
+
 def _random_tokens(model: PreTrainedModel) -> Inputs:
     generator = torch.Generator().manual_seed(0)
-    length = min(int(getattr(model.config, "max_position_embeddings", None) or 32), 64) // 2
-    ids = torch.randint(3, int(model.config.vocab_size), (4, length), generator=generator)
+    config = model.config.get_text_config()
+    length = min(int(getattr(config, "max_position_embeddings", None) or 32), 64) // 2
+    ids = torch.randint(3, int(config.vocab_size), (4, length), generator=generator)
     mask = torch.ones_like(ids)
     mask[1:, length // 2 :] = 0
     return {"input_ids": ids, "attention_mask": mask}

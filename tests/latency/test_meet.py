@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,17 @@ def test_a_miss_that_cannot_be_corrected_is_told(model: torch.nn.Module, monkeyp
     record = shearling.prune(model, batches_of(), latency=0.5, table=table).report.to_json()
     assert any("could not be corrected" in w for w in record["warnings"])
     assert any("measured 0.990" in w for w in record["warnings"])
+
+
+def test_a_table_of_a_busy_machine_is_told(model: torch.nn.Module, exact: None) -> None:
+    table = table_of(structure_of(model))
+    noisy = [replace(e, spread=[0.3 * t for t in e.seconds]) for e in table.sublayers]
+    restless = replace(table, sublayers=noisy)
+    assert restless.unrest == pytest.approx(0.3)
+    assert "busy" in str(restless)
+    assert "busy" not in str(table)
+    record = shearling.prune(model, batches_of(), latency=0.5, table=restless).report.to_json()
+    assert any("machine was busy" in w for w in record["warnings"])
 
 
 def test_without_a_table_it_profiles_first(

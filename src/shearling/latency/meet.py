@@ -19,7 +19,7 @@ from shearling.errors import ConstraintError
 from shearling.latency.inputs import example_inputs
 from shearling.latency.limits import latency_limits
 from shearling.latency.profile import profile
-from shearling.latency.table import Table, load_table
+from shearling.latency.table import RESTLESS, Table, load_table, restless
 from shearling.latency.timing import device_name, in_turns, using_threads
 from shearling.latency.validate import check_fits
 from shearling.loading import DTYPES
@@ -88,6 +88,8 @@ def meet(
             warnings.append(f"the table could not be corrected: {error}")
             break
         limits = tighter
+    if table.unrest > RESTLESS:
+        warnings.append(f"while the latency table was measured, {restless(table.unrest)}")
     if not at_home:
         warnings.append(f"the latency table was measured on {table.device}; timed here, on {here}")
     if missed:

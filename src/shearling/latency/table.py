@@ -22,6 +22,7 @@ from shearling.latency.validate import validated
 from shearling.models.structure import Structure
 
 FORMAT = 1
+RESTLESS = 0.15  # spread over time, from which on a table is not to be relied on
 NOISE = 2.0  # spreads; a dip deeper than this is the hardware's own and stays
 
 Floats = NDArray[np.float64]
@@ -83,6 +84,12 @@ class Table:
         """Seconds of the dense forward pass: the slower side of it."""
         return max(self.whole, self.whole_launch or 0.0)
 
+    @property
+    def unrest(self) -> float:
+        """How much repeated runs differed, typically: spread over time. A quiet machine stays below a few percent."""
+        shares = [s / t for e in self.sublayers for s, t in zip(e.spread, e.seconds, strict=True) if t > 0]
+        return float(np.median(shares)) if shares else 0.0
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {"format": FORMAT, **asdict(self)}
@@ -124,7 +131,9 @@ class Table:
             word = f"  {entry.kind:<8} {count:>5} units {milli(full)}"
             if entry.launch is not None:
                 word += f" (launch {milli(entry.curve('launch')[-1])})"
-            lines.append(word + f", {len(entry.units)} counts timed, spread {spread_share(entry):.0%}")
+            lines.append(word + f", {len(entry.units)} counts timed")
+        if self.unrest > RESTLESS:
+            lines.append(f"  note: {restless(self.unrest)}")
         return "\n".join(lines)
 
 
@@ -133,9 +142,9 @@ def milli(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms"
 
 
-def spread_share(entry: Entry) -> float:
-    """The spread of the runs against the time of all units."""
-    return float(np.median(entry.spread)) / max(entry.seconds[-1], 1e-12)
+def restless(unrest: float) -> str:
+    """What to tell of a table measured while the machine was busy."""
+    return f"the machine was busy: repeated runs differ by {unrest:.0%}; measure the table again when it is quiet"
 
 
 def shape_of(structure: Structure, number: int) -> tuple[int, str, int, int, int]:
@@ -177,10 +186,11 @@ def steadied(units: Sequence[int], values: Sequence[float], spread: Sequence[flo
     real = max(float(np.mean((times - line)[1:] ** 2 - noise[1:])), 0.0)
     trust = np.divide(real, real + noise, out=np.ones_like(noise), where=noise > 0)
     trust[[0, -1]] = 1.0  # both ends are anchored by the whole model
-    return trust * times + (1 - trust) * line
+    steady: Floats = trust * times + (1 - trust) * line
+    return steady
 
 
-def without_noise(values: Sequence[float], spread: Sequence[float]) -> Floats:
+def without_noise(values: Sequence[float] | Floats, spread: Sequence[float]) -> Floats:
     """Pool neighbours that go down no further than the noise: more units do not take less time.
 
     Plateaus and steps are left exactly as they were measured, and so is a dip that noise cannot explain (hardware

@@ -32,8 +32,9 @@ def show_record(record: dict[str, Any], console: Console | None = None) -> None:
     screen.print(Text(title(record), style="bold"))
     for part in (_bars(record), _costs(record), _facts(record)):
         screen.print(Padding(part, (1, 0, 0, 2)))
-    for warning in record.get("warnings", []):
-        screen.print(Text(f"  note: {warning}", style="yellow"))
+    repairs = [f"{r['sublayer']}: {r['note']}" for r in record.get("repairs", []) if r.get("note")]
+    for note in [*record.get("warnings", []), *repairs]:
+        screen.print(Text(f"  note: {note}", style="yellow"))
 
 
 def plain(record: dict[str, Any]) -> str:

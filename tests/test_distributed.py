@@ -52,10 +52,8 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What two processes left behind."""
-    folder = tmp_path_factory.mktemp("two")
+def run_two(folder: Path) -> None:
+    """Two processes, started as `torchrun` would."""
     port = str(free_port())
     paths = os.pathsep.join(str(p) for p in (Path(shearling.__file__).parents[1], Path(__file__).parent))
     workers = []
@@ -66,44 +64,34 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         workers.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
     try:
         for worker in workers:
-            _, errors = worker.communicate(timeout=240)
+            _, errors = worker.communicate(timeout=500)
             assert worker.returncode == 0, errors[-3000:]
     finally:
         for worker in workers:
             if worker.poll() is None:
                 worker.kill()
-    return folder
 
 
-@pytest.mark.parametrize("method", ["surgeon", "paper"])
-def test_two_processes_equal_one(folder: Path, method: str) -> None:
-    alone = shearling.prune(model_of("bert").double(), batches_of(5, 3), flops=0.5, method=method)
-    expected = alone.model.state_dict()
-    for rank in range(2):
-        state = torch.load(folder / f"{method}.{rank}.pt")
-        assert state["kept"] == [k.tolist() for k in alone.kept]
-        assert state["weights"].keys() == expected.keys()
-        for name, value in state["weights"].items():
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    run_two(tmp_path)
+    for method in ("surgeon", "paper"):
+        alone = shearling.prune(model_of("bert").double(), batches_of(5, 3), flops=0.5, method=method)
+        expected = alone.model.state_dict()
+        first, second = (torch.load(tmp_path / f"{method}.{rank}.pt") for rank in range(2))
+        assert first["kept"] == second["kept"] == [k.tolist() for k in alone.kept]
+        assert first["weights"].keys() == expected.keys()
+        saved = shearling.load(tmp_path / method).state_dict()
+        for name, value in first["weights"].items():
+            assert torch.equal(second["weights"][name], value)  # the ranks agree to the bit
+            assert torch.equal(saved[name], value)
             torch.testing.assert_close(value, expected[name], rtol=1e-7, atol=1e-9)
+    assert not [p for p in tmp_path.iterdir() if p.name.endswith((".part", ".old"))]
 
+    for rank in range(2):  # what fails for one fails for all
+        assert "not empty" in (tmp_path / f"refused.{rank}").read_text()
+        assert "1 examples for 2 processes" in (tmp_path / f"few.{rank}").read_text()
 
-@pytest.mark.parametrize("method", ["surgeon", "paper"])
-def test_the_ranks_agree_to_the_bit_and_one_writes(folder: Path, method: str) -> None:
-    first, second = (torch.load(folder / f"{method}.{rank}.pt")["weights"] for rank in range(2))
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    saved = shearling.load(folder / method).state_dict()
-    assert all(torch.equal(saved[name], first[name]) for name in first)
-    assert not [p for p in folder.iterdir() if p.name.endswith((".part", ".old"))]
-
-
-def test_what_fails_for_one_fails_for_all(folder: Path) -> None:
-    for rank in range(2):
-        assert "not empty" in (folder / f"refused.{rank}").read_text()
-        assert "1 examples for 2 processes" in (folder / f"few.{rank}").read_text()
-
-
-def test_a_plan_measured_by_two_serves_one(folder: Path) -> None:
-    plan = shearling.load_plan(folder / "plan.safetensors", model_of("bert").double(), batches_of(5, 3))
+    plan = shearling.load_plan(tmp_path / "plan.safetensors", model_of("bert").double(), batches_of(5, 3))
     alone = shearling.prune(model_of("bert").double(), batches_of(5, 3), flops=0.5)
     assert [k.tolist() for k in plan.prune(flops=0.5).kept] == [k.tolist() for k in alone.kept]
 

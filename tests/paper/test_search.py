@@ -50,7 +50,7 @@ def best_by_brute_force(
     return best
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     ratio=st.floats(0.01, 1.0),
     head=st.floats(0.5, 9.0),
@@ -66,7 +66,7 @@ def test_alg_1_is_optimal(ratio: float, head: float, filter_: float, seed: int) 
     assert found == pytest.approx(best_by_brute_force(heads, filters, [prices]), abs=1e-12)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(
     ratio=st.floats(0.3, 1.0),
     overheads=st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 3.0)),
@@ -88,7 +88,7 @@ def test_alg_2_is_optimal(ratio: float, overheads: tuple[float, float], threshol
     assert worth(heads, kept[0]) + worth(filters, kept[1]) == pytest.approx(expected, abs=1e-12)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(ratio=st.floats(0.3, 1.0), overheads=st.tuples(st.floats(0.0, 3.0), st.floats(0.0, 3.0)))
 def test_an_overhead_without_a_threshold_is_still_paid(ratio: float, overheads: tuple[float, float]) -> None:
     heads, filters = drawn(2, 2, 0), drawn(2, 3, 1)
@@ -101,7 +101,7 @@ def test_an_overhead_without_a_threshold_is_still_paid(ratio: float, overheads: 
         assert spent(prices, *search(heads, filters, [prices])) <= prices.budget * (1 + 1e-9)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(ratios=st.tuples(st.floats(0.1, 1.0), st.floats(0.1, 1.0)), seed=st.integers(0, 1000))
 def test_several_budgets_at_once(ratios: tuple[float, float], seed: int) -> None:
     heads, filters = drawn(2, 2, seed), drawn(2, 3, seed + 1)

@@ -118,9 +118,9 @@ def test_several_budgets_come_close_to_brute_force() -> None:
     """Convex curves, as sublayers have them: the weights find a solution within a few percent of the best."""
     generator = np.random.default_rng(0)
     worse = []
-    for _ in range(30):
+    for _ in range(20):
         curves = []
-        for _ in range(4):
+        for _ in range(3):
             errors = np.concatenate([np.cumsum(np.sort(generator.random(7)))[::-1], [0.0]])
             price = generator.random(2) + 0.2
             curves.append(Curve(np.arange(8), errors, np.arange(8) * price[:, None]))
@@ -152,7 +152,7 @@ def test_what_cannot_be_met_is_said(costs: list[float]) -> None:
     assert allocate([curve, curve], [costs[0] * 2]) == [0, 0]
 
 
-@pytest.mark.parametrize("ratio", [1e-300, 1e-30, 1e-12, 0.0])
+@pytest.mark.parametrize("ratio", [1e-320, 1e-300, 1e-30, 1e-12, 0.0])
 @pytest.mark.parametrize("budgets", [1, 2])
 def test_hardly_any_budget_keeps_nothing(ratio: float, budgets: int) -> None:
     curve = curve_of([5.0, 1.0, 0.0], [[0.0, 1e9 + 0.25, 2e9 + 0.5]] * budgets)

@@ -138,7 +138,7 @@ def _knapsack(errors: Sequence[Floats], costs: Sequence[Floats], budget: float) 
 
 def _grid(costs: Sequence[Floats], budget: float) -> tuple[int, float]:
     """(cells, cost of a cell): the costs' own unit where they have one and it is not too fine."""
-    if budget <= 0:  # only what costs nothing
+    if budget < np.finfo(np.float64).tiny * GRID:  # only what costs nothing
         return 0, 1.0
     whole = all((cost == np.round(cost)).all() and (cost < 2**53).all() for cost in costs)
     if whole:

@@ -72,9 +72,9 @@ def test_a_quiet_staircase_is_trusted_and_a_noisy_line_is_straightened() -> None
     left = []
     for seed in range(20):
         noise = np.random.default_rng(seed).normal(0, 1.0, len(units))
-        noise[[0, -1]] = 0
+        noise[0] = 0
         steady = steadied(units, (line + noise).tolist(), [1.0] * len(units))
-        assert steady[[0, -1]].tolist() == pytest.approx(line[[0, -1]].tolist())
+        assert steady[0] == 0
         left.append(np.abs(steady - line).mean() / np.abs(noise).mean())
     assert np.mean(left) < 0.6
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from shearling.latency.table import Entry, shape_of
+from shearling.latency.table import Entry, cleaned, shape_of
 from shearling.latency.timing import Reading, Times
 from shearling.latency.variants import Shape, sublayers_between
 from shearling.models.structure import Structure, Sublayer
@@ -44,9 +44,10 @@ class Side:
     times: list[list[float]]
     spread: list[list[float]]
 
-    def entry(self, number: int, shape: Shape, launch: list[float] | None) -> Entry:
+    def entry(self, number: int, shape: Shape, host: Side | None) -> Entry:
         """The table's entry for a shape."""
-        return Entry(*shape.key, shape.counts, self.times[number], self.spread[number], launch)
+        beside = (host.times[number], host.spread[number]) if host else (None, None)
+        return Entry(*shape.key, shape.counts, self.times[number], self.spread[number], *beside)
 
 
 def assemble(structure: Structure, short: Structure, shapes: Sequence[Shape], readings: Readings, *, side: str) -> Side:
@@ -72,8 +73,9 @@ def assemble(structure: Structure, short: Structure, shapes: Sequence[Shape], re
         noise = np.array([run.spread for run in runs])
         spread.append(noise / max(parts.max(initial=1), 1))
 
-    units = _sum_over(structure, shapes, times, lambda s: s.units)
-    floors = _sum_over(structure, shapes, times, lambda s: min(s.floor, s.units))
+    clean = [cleaned(shape.counts, *found) for shape, *found in zip(shapes, times, spread, strict=True)]
+    units = _sum_over(structure, shapes, clean, lambda s: s.units)
+    floors = _sum_over(structure, shapes, clean, lambda s: min(s.floor, s.units))
     scale = max(whole - empty, 0.0) / (units - floors) if units > floors else 0.0
     fixed = min(max(empty - scale * floors, 0.0), whole)
     return Side(whole, fixed, [(scale * t).tolist() for t in times], [(scale * s).tolist() for s in spread])

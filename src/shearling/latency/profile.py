@@ -82,7 +82,7 @@ def profile(
             fixed=seconds.fixed,
             whole_launch=launch.whole if launch else None,
             fixed_launch=launch.fixed if launch else None,
-            sublayers=[seconds.entry(i, shape, launch.times[i] if launch else None) for i, shape in enumerate(shapes)],
+            sublayers=[seconds.entry(i, shape, launch) for i, shape in enumerate(shapes)],
             versions=versions(),
             settings={"rounds": rounds, "depth": depth or None, "budget": budget},
         )

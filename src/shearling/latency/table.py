@@ -35,7 +35,7 @@ class Entry:
     units    the counts that were timed, from 0 to every unit
     seconds  beyond what the sublayer takes with no unit left (its bias, residual and norm)
     spread   half the interquartile range of the repeated runs
-    launch   the host's share, where it runs beside the device
+    launch   the host's share, where it runs beside the device, with its own spread
     """
 
     stack: int
@@ -47,6 +47,7 @@ class Entry:
     seconds: list[float]
     spread: list[float]
     launch: list[float] | None = None
+    launch_spread: list[float] | None = None
 
     @property
     def shape(self) -> tuple[int, str, int, int, int]:
@@ -55,8 +56,8 @@ class Entry:
 
     def curve(self, side: str = "seconds") -> Floats:
         """[units + 1]: the time of every count, noise taken out, straight lines between the counts that were timed."""
-        clean = without_noise(steadied(self.units, getattr(self, side), self.spread), self.spread)
-        return np.interp(np.arange(self.units[-1] + 1), self.units, clean)
+        spread = self.spread if side == "seconds" else self.launch_spread
+        return np.interp(np.arange(self.units[-1] + 1), self.units, cleaned(self.units, getattr(self, side), spread))
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,13 @@ def load_table(path: str | os.PathLike[str]) -> Table:
     return Table(**record, sublayers=entries)
 
 
-def steadied(units: Sequence[int], values: Sequence[float], spread: Sequence[float]) -> Floats:
+def cleaned(units: Sequence[int], values: Sequence[float] | Floats, spread: Sequence[float] | Floats | None) -> Floats:
+    """The times without what the spread says is noise."""
+    noise = np.zeros(len(units)) if spread is None else np.asarray(spread)
+    return without_noise(steadied(units, values, noise), noise)
+
+
+def steadied(units: Sequence[int], values: Sequence[float] | Floats, spread: Sequence[float] | Floats) -> Floats:
     """Move each time towards the piecewise-linear fit, as far as its spread says that it cannot be trusted.
 
     An allocation looks for cheap counts, so on a busy machine it would find those that were timed in a quiet moment.
@@ -185,12 +192,12 @@ def steadied(units: Sequence[int], values: Sequence[float], spread: Sequence[flo
     line = np.array([smooth(count) for count in units])
     real = max(float(np.mean((times - line)[1:] ** 2 - noise[1:])), 0.0)
     trust = np.divide(real, real + noise, out=np.ones_like(noise), where=noise > 0)
-    trust[[0, -1]] = 1.0  # both ends are anchored by the whole model
+    trust[0] = 1.0  # nothing is nothing
     steady: Floats = trust * times + (1 - trust) * line
     return steady
 
 
-def without_noise(values: Sequence[float] | Floats, spread: Sequence[float]) -> Floats:
+def without_noise(values: Sequence[float] | Floats, spread: Sequence[float] | Floats) -> Floats:
     """Pool neighbours that go down no further than the noise: more units do not take less time.
 
     Plateaus and steps are left exactly as they were measured, and so is a dip that noise cannot explain (hardware

@@ -99,7 +99,7 @@ def _check_entry(entry: dict[str, Any], where: str) -> None:
     units = entry["units"]
     if units[0] != 0 or any(a >= b for a, b in pairwise(units)):
         raise _wrong(f"{where}, 'units'", units, "a list of counts that starts at 0 and rises")
-    for name in ("seconds", "spread", "launch"):
+    for name in ("seconds", "spread", "launch", "launch_spread"):
         values = entry.get(name)
         if values is not None and len(values) != len(units):
             raise TableError(f"{where}: {len(values)} values of '{name}' for {len(units)} counts. {REMEDY}")
@@ -150,7 +150,7 @@ def _known_dtype(value: Any) -> bool:
 
 
 _TIME = f"seconds: a number from 0 to {LONGEST:g}"
-_OPTIONAL = {"whole_launch", "fixed_launch", "launch", "settings"}
+_OPTIONAL = {"whole_launch", "fixed_launch", "launch", "launch_spread", "settings"}
 _TABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
     "device": (_text, "the name of a device"),
     "device_type": (_text, "a kind of device, such as 'cpu'"),
@@ -177,4 +177,5 @@ _ENTRY: dict[str, tuple[Callable[[Any], bool], str]] = {
     "seconds": (_several(_seconds), "a list of " + _TIME),
     "spread": (_several(_seconds), "a list of " + _TIME),
     "launch": (_or_none(_several(_seconds)), "a list of " + _TIME),
+    "launch_spread": (_or_none(_several(_seconds)), "a list of " + _TIME),
 }

@@ -144,19 +144,23 @@ def make_exam(
         text_columns=text_columns,
         label_column=label_column,
     )
-    return Exam(_Remembering(**vars(encoder)), as_rows(rows, limit=limit), batch_size)
+    return Exam(_Remembering(**vars(encoder), inner=encoder), as_rows(rows, limit=limit), batch_size)
 
 
 @dataclass(frozen=True)
 class _Remembering(Encoder):
     """An encoder that tokenises the same rows only once; an exam holds them, so their id stays theirs."""
 
+    inner: Encoder = field(kw_only=True)
     memory: dict[int, Tokenized] = field(default_factory=dict, compare=False, repr=False)
 
     def tokenize(self, rows: Rows) -> Tokenized:
         if id(rows) not in self.memory:
-            self.memory[id(rows)] = super().tokenize(rows)
+            self.memory[id(rows)] = self.inner.tokenize(rows)
         return self.memory[id(rows)]
+
+    def batches(self, examples: Tokenized, batch_size: int, *, bucket: bool = True) -> Batches:
+        return self.inner.batches(examples, batch_size, bucket=bucket)
 
 
 def read_outputs(outputs: Any, batch: Batch) -> torch.Tensor:

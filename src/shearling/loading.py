@@ -59,6 +59,23 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedT
     return tokenizer
 
 
+def load_reader(name: str, model: PreTrainedModel, *, trust_remote_code: bool = False) -> Any:
+    """What makes inputs for the model: a tokenizer, an image processor, or a feature extractor for sound."""
+    from transformers import AutoFeatureExtractor, AutoImageProcessor
+
+    takes = {"pixel_values": AutoImageProcessor, "input_values": AutoFeatureExtractor}
+    found = (takes | {"input_features": AutoFeatureExtractor}).get(model.main_input_name)
+    if found is None and getattr(model.config, "vision_config", None) is not None:
+        raise ModelError(
+            f"A {type(model).__name__} takes texts and images together; prune it from Python, with batches of "
+            "input_ids, attention_mask and pixel_values: shearling.prune(model, batches, flops=0.5)."
+        )
+    if found is None:
+        return load_tokenizer(name, trust_remote_code=trust_remote_code)
+    with _told(f"Cannot load a processor from '{name}'", local=Path(name).exists()):
+        return found.from_pretrained(name, trust_remote_code=trust_remote_code)
+
+
 def load_rows(data: str | None, task: Task, *, split: Any = "train", limit: int | None = None) -> Rows:
     """Rows from a local file, or from the Hub when the task is a known one and no file is given."""
     from shearling.data import load_task_rows, read_rows

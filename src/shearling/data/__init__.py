@@ -7,6 +7,7 @@ tasks.py      the table of tasks
 columns.py    texts and labels of a task, read strictly
 squad.py      question answering: windows, spans
 lm.py         language models: blocks of running text
+media.py      images and sound: folders and columns of them, through the model's processor
 batches.py    padding and stacking
 encoder.py    Rows -> model inputs, for each kind of task
 encode.py     Rows -> a sample of batches

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ class Tokenized:
     def select(self, indices: NDArray[np.int64]) -> Tokenized:
         """The examples at `indices`, in that order."""
         tokens = {name: [lists[i] for i in indices] for name, lists in self.tokens.items()}
-        return Tokenized(tokens, {name: values[indices] for name, values in self.values.items()})
+        return replace(self, tokens=tokens, values={name: values[indices] for name, values in self.values.items()})
 
 
 class Batches(list[Batch]):

@@ -96,7 +96,11 @@ def make_encoder(
     seed: int = 0,
 ) -> Encoder:
     """Check the length against the model and fill in that of the task."""
+    from shearling.data.media import make_media_encoder, medium_of  # it builds on this module
+
     task = find_task(task)
+    if medium_of(tokenizer):
+        return make_media_encoder(Encoder(tokenizer, task, config, 0, labels, text_columns, label_column, seed))
     limit = _length_limit(tokenizer, config)
     if max_length is not None and not 4 <= max_length <= limit:
         raise InputError(f"max_length {max_length} was asked for; this model takes 4 to {limit} tokens")

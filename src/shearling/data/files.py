@@ -24,20 +24,35 @@ _BOM = "\ufeff"
 
 
 def read_rows(path: str | PathLike[str], limit: int | None = None) -> Rows:
-    """Read the first `limit` rows (all when None) of a local file; the suffix says the format."""
+    """Read the first `limit` rows (all when None) of a local file, or a folder of images or sounds.
+
+    The suffix says the format.
+    """
     path = Path(path).expanduser()
     if limit is not None and limit < 1:
         raise DataError(f"{limit} rows of {path} were asked for; ask for at least 1")
+    if path.is_dir():
+        return _read_folder(path, limit)
     reader = _reader_for(path)
     if not path.exists():
         raise DataError(f"there is no file {path}; give the path of a {_FORMATS} file")
-    if path.is_dir():
-        raise DataError(f"{path} is a directory; give one {_FORMATS} file in it")
     with _damage_reported(path), _open(path) as stream:
         rows = Rows(reader(stream, path, limit), source=str(path))
     if len(rows) == 0:
         raise DataError(f"{path} has no rows; give a file with at least one example")
     return rows
+
+
+def _read_folder(path: Path, limit: int | None) -> Rows:
+    # media.py imports the encoder, which reads no files; it is imported where it is needed.
+    from shearling.data.media import read_folder
+
+    try:
+        return read_folder(path, limit)
+    except DataError as error:
+        raise DataError(
+            f"{path} is a directory; give one {_FORMATS} file in it, or images or sounds: {error}"
+        ) from None
 
 
 def _reader_for(path: Path) -> Callable[[IO[bytes], Path, int | None], Columns]:

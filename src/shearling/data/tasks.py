@@ -94,6 +94,8 @@ TASKS: dict[str, Task] = {
 # How the name of a model class ends, and the kind of task its head is for. Order matters: LMHeadModel ends in Model.
 _HEADS: tuple[tuple[str, Kind], ...] = (
     ("ForSequenceClassification", "classification"),
+    ("ForImageClassification", "classification"),
+    ("ForAudioClassification", "classification"),
     ("ForTokenClassification", "token-classification"),
     ("ForQuestionAnswering", "question-answering"),
     ("ForMaskedLM", "lm"),

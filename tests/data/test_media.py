@@ -1,0 +1,148 @@
+"""Images and sound: read, processed by the model's own processor, and pruned from a folder as from batches."""
+
+from __future__ import annotations
+
+import json
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from families import tiny_model
+from shearling.cli import run
+from shearling.data import as_rows, encode, read_rows
+from shearling.errors import DataError
+from shearling.evaluate import evaluate
+
+PIL = pytest.importorskip("PIL.Image")
+RATE = 16000
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "pictures" / name).mkdir(parents=True)
+        for number in range(36):
+            pixels = rng.integers(0, 255, (20, 24, 3), dtype=np.uint8)
+            PIL.fromarray(pixels).save(tmp_path / "pictures" / name / f"{number:02}.png")
+    return tmp_path / "pictures"
+
+
+@pytest.fixture
+def sounds(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    (tmp_path / "sounds").mkdir()
+    for number in range(6):
+        with wave.open(str(tmp_path / "sounds" / f"{number}.wav"), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(RATE)
+            file.writeframes((rng.normal(0, 3000, 60 + 10 * number)).astype(np.int16).tobytes())
+    return tmp_path / "sounds"
+
+
+def vit_directory(folder: Path) -> tuple[Any, Any]:
+    model = tiny_model("vit")
+    model.config.label2id, model.config.id2label = {"cat": 0, "dog": 1}, {0: "cat", 1: "dog"}
+    model.save_pretrained(folder)
+    size = {"height": 16, "width": 16}
+    processor = transformers.AutoImageProcessor.from_pretrained
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps({"image_processor_type": "ViTImageProcessor", "size": size, "do_resize": True})
+    )
+    return model, processor(folder)
+
+
+def test_a_folder_of_images_gives_its_classes(pictures: Path, tmp_path: Path) -> None:
+    model, processor = vit_directory(tmp_path / "vit")
+    rows = read_rows(pictures)
+    assert rows.names == ("image", "label")
+    batches = encode(rows, processor, "classification", model_config=model.config, batch_size=16, samples=70)
+    assert sum(len(b["labels"]) for b in batches) == 70
+    assert batches[0]["pixel_values"].shape == (16, 3, 16, 16)
+    with PIL.open(rows.column("image")[0]) as image:
+        alone = processor(images=image.convert("RGB"), return_tensors="pt")["pixel_values"][0]
+    whole = encode(rows, processor, "classification", model_config=model.config, batch_size=16)
+    torch.testing.assert_close(whole[0]["pixel_values"][0], torch.as_tensor(alone))
+    assert {int(v) for b in batches for v in b["labels"]} == {0, 1}
+
+
+def test_a_column_of_images(pictures: Path, tmp_path: Path) -> None:
+    model, processor = vit_directory(tmp_path / "vit")
+    paths = sorted(pictures.rglob("*.png"))[:4]
+    opened = [PIL.open(p).convert("RGB") for p in paths]
+    forms = [
+        [str(p) for p in paths],
+        opened,
+        [{"bytes": p.read_bytes(), "path": None} for p in paths],
+        [np.asarray(image) for image in opened],
+    ]
+    made = []
+    for images in forms:
+        rows = as_rows([{"image": image, "label": "cat"} for image in images])
+        with pytest.warns(UserWarning, match="only 4 examples"):
+            made.append(encode(rows, processor, "classification", model_config=model.config, batch_size=4)[0])
+    for batch in made[1:]:
+        torch.testing.assert_close(batch, made[0])
+
+
+def test_prune_and_evaluate_from_a_folder_of_images(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, processor = vit_directory(tmp_path / "vit")
+    command = [
+        "prune",
+        str(tmp_path / "vit"),
+        "--data",
+        str(pictures),
+        "--flops",
+        "0.5",
+        "--out",
+        str(tmp_path / "half"),
+    ]
+    assert run([*command, "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["flops"]["ratio"] <= 0.5
+    assert (tmp_path / "half" / "preprocessor_config.json").is_file()
+    assert run(["evaluate", str(tmp_path / "half"), "--data", str(pictures), "--json", "--quiet"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["metric"] == "accuracy"
+    assert record["examples"] == 72
+    result = evaluate(model, processor, pictures)
+    assert 0 <= result.value <= 100
+
+
+def test_sounds_are_padded_and_masked(sounds: Path) -> None:
+    extractor = transformers.Wav2Vec2FeatureExtractor(
+        sampling_rate=RATE, return_attention_mask=True, do_normalize=False
+    )
+    model = tiny_model("wav2vec2")
+    with pytest.warns(UserWarning, match="only 6 examples"):
+        batches = encode(
+            read_rows(sounds), extractor, "classification", model_config=model.config, batch_size=3, labels="optional"
+        )
+    assert [b["input_values"].shape for b in batches] == [(3, 110), (3, 80)]
+    assert batches[1]["attention_mask"].sum(1).tolist() == [80, 70, 60]
+    assert batches.order.tolist() == [5, 4, 3, 2, 1, 0]
+    with torch.no_grad():
+        assert model(**batches[0]).logits.shape == (3, 2)
+
+
+def test_what_cannot_be_read_is_named(sounds: Path, pictures: Path, tmp_path: Path) -> None:
+    extractor = transformers.Wav2Vec2FeatureExtractor(sampling_rate=8000)
+    config = tiny_model("wav2vec2").config
+    with pytest.raises(DataError, match="16000 samples a second, the model takes 8000"):
+        encode(read_rows(sounds), extractor, "classification", model_config=config, labels="optional")
+    with pytest.raises(DataError, match=r"the model takes audio data, but .* has the columns \['image', 'label'\]"):
+        encode(read_rows(pictures), extractor, "classification", model_config=config, labels="optional")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="is a directory"):
+        read_rows(tmp_path / "empty")
+    (tmp_path / "empty" / "broken.png").write_bytes(b"no image")
+    model, processor = vit_directory(tmp_path / "vit")
+    with pytest.raises(DataError, match=r"row 1 of .* is not an image"):
+        encode(read_rows(tmp_path / "empty"), processor, "classification", model_config=model.config, labels="optional")

@@ -69,8 +69,9 @@ class Method(Protocol):
 class Surgeon:
     """Label-free, one-shot, the default: structured optimal brain surgeon, then a ridge refit.
 
-    refit   fit the output projections to the teacher afterwards
-    labels  use the data's labels for the curvature, instead of labels drawn from the model
+    refit    fit the output projections to the teacher afterwards
+    realign  and, before that, what goes into the units
+    labels   use the data's labels for the curvature, instead of labels drawn from the model
     """
 
     name: ClassVar[str] = "surgeon"

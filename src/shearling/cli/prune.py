@@ -48,6 +48,9 @@ def prune(
     ] = None,
     labels: Annotated[bool, typer.Option("--labels", help="surgeon: use the data's labels.")] = False,
     refit: Annotated[bool, typer.Option("--refit/--no-refit", help="surgeon: refit the output projections.")] = True,
+    realign: Annotated[
+        bool, typer.Option("--realign/--no-realign", help="surgeon: realign what goes into the units.")
+    ] = True,
     importance: Annotated[str, typer.Option(help="paper: fisher, magnitude, gradient or random.")] = "fisher",
     allocation: Annotated[str, typer.Option(help="paper: searched or uniform.")] = "searched",
     rearrange: Annotated[bool, typer.Option("--rearrange/--no-rearrange", help="paper: rearrange the masks.")] = True,
@@ -86,7 +89,7 @@ def prune(
         trust_remote_code,
     )  # fmt: skip
     chosen = configured(
-        method, labels=labels, refit=refit, importance=importance, allocation=allocation, rearrange=rearrange,
+        method, labels=labels, refit=refit, realign=realign, importance=importance, allocation=allocation, rearrange=rearrange,
         tune=tune, seed=seed, drop_sublayers=drop_sublayers,
     )  # fmt: skip
     with watching(quiet=quiet) as watcher:

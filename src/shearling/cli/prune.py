@@ -89,7 +89,8 @@ def prune(
         trust_remote_code,
     )  # fmt: skip
     chosen = configured(
-        method, labels=labels, refit=refit, realign=realign, importance=importance, allocation=allocation, rearrange=rearrange,
+        method, labels=labels, refit=refit, realign=realign, importance=importance, allocation=allocation,
+        rearrange=rearrange,
         tune=tune, seed=seed, drop_sublayers=drop_sublayers,
     )  # fmt: skip
     with watching(quiet=quiet) as watcher:

@@ -94,7 +94,7 @@ def test_halving_keeps_the_examples_in_order() -> None:
     assert ids(halved) == ids(sample)
     assert [len(b) for b in halved] == [3, 2, 3, 2]
     assert torch.cat([b.indices for b in halved]).tolist() == list(range(10))
-    with pytest.raises(MemoryError, match="single example"):
+    with pytest.raises(DataError, match="single example"):
         sample_of(batches_of(2, 1)).halved()
 
 

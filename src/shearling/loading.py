@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shearling.checkpoint.load import check_index
 from shearling.checkpoint.sentence import transformer_in
 from shearling.errors import ModelError, ShearlingError
 
@@ -32,12 +33,17 @@ def load_model(
     if path.exists() and not (path / "config.json").is_file():
         raise ModelError(f"{name} has no config.json: it is not a model directory.")
     name = name if sentence is None else str(sentence)
+    check_index(path)
     with _told(f"Cannot load the model '{name}'", local=path.exists()):
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
         if sentence is not None:
             config.architectures = None  # what it was made from may have had a head; sentences have none
         model, info = _class_of(config, name).from_pretrained(
-            name, dtype=dtype_of(dtype) or "auto", output_loading_info=True, trust_remote_code=trust_remote_code
+            name,
+            dtype=dtype_of(dtype) or "auto",
+            output_loading_info=True,
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,  # the other format is a pickle, which may run anything
         )
     untrained = sorted(key for key in info["missing_keys"] if sentence is None or not key.startswith("pooler."))
     if untrained:

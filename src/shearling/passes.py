@@ -108,12 +108,19 @@ def with_halving(stage: Callable[[Sample], T], sample: Sample) -> T:
     while True:
         try:
             return stage(sample)
-        except torch.OutOfMemoryError:
+        except (MemoryError, RuntimeError) as error:
+            if not _out_of_memory(error):
+                raise
             largest = max(map(len, sample))
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             sample = sample.halved()
             logger.warning("Out of memory with batches of %d; going on with %d.", largest, max(map(len, sample)))
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """A GPU has an error class of its own for this; on a CPU, torch only has words."""
+    return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
 @contextmanager

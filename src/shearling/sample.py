@@ -106,7 +106,7 @@ class Sample:
     def halved(self) -> Sample:
         """The same examples in batches half as large; for when memory runs out."""
         if max(map(len, self.batches)) == 1:
-            raise MemoryError("a single example does not fit into memory; use a shorter --max-length")
+            raise DataError("A single example does not fit into memory; cut texts with a shorter --max-length.")
         halves = []
         for batch in self.batches:
             middle = (len(batch) + 1) // 2

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from safetensors import SafetensorError
-
 from shearling.checkpoint.save import RECORD
 from shearling.errors import CheckpointError
 
@@ -28,13 +26,17 @@ def load(directory: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
     record = read_record(folder)
     config = read_json(folder / "config.json")
     check_edits(config.get("quantization_config"), folder)
-    kwargs["output_loading_info"] = True
+    check_index(folder)
+    kwargs |= {"output_loading_info": True, "use_safetensors": True}  # the other format is a pickle: never
     try:
         model, info = _model_class(config, folder).from_pretrained(folder, **kwargs)
-    except (OSError, RuntimeError, ValueError, KeyError, AttributeError, TypeError, SafetensorError) as error:
+        _check_weights(model, info["missing_keys"], folder)
+        sizes = structure_of(model).sizes
+    except CheckpointError:
+        raise
+    except Exception as error:  # a changed file may trip transformers anywhere
         raise CheckpointError(f"{folder} does not load: {error}") from error
-    _check_weights(model, info["missing_keys"], folder)
-    if structure_of(model).sizes != record["layers"]:
+    if sizes != record["layers"]:
         raise CheckpointError(f"{folder / RECORD} tells of other layers than the weights have; the files were changed.")
     loaded: PreTrainedModel = model
     return loaded
@@ -119,6 +121,17 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} should hold an object, not a {type(value).__name__}.")
     return value
+
+
+def check_index(folder: Path) -> None:
+    """Weights in several files are listed in an index; a name in it must not lead out of the directory."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return
+    files = read_json(index).get("weight_map")
+    for name in files.values() if isinstance(files, dict) else [files]:
+        if not isinstance(name, str) or name in ("", "..") or name != Path(name).name:
+            raise CheckpointError(f"{index} names {name!r}, which is no file of the directory; it was changed.")
 
 
 def check_edits(config: Any, folder: Path) -> None:

@@ -12,6 +12,8 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from safetensors import SafetensorError
+
 from shearling.checkpoint.sentence import MODULES, modules_with_transformer_on_top, transformer_in
 from shearling.distributed import on_first
 from shearling.errors import OutputError
@@ -49,7 +51,6 @@ def write_checkpoint(pruned: Pruned, folder: Path, source: Any) -> None:
     model = pruned.model
     model.config.auto_map = _auto_map(model)
     with _no_bar():
-        with _no_bar():
         model.save_pretrained(folder)
     shutil.copyfile(_modeling_file(), folder / MODELING)
     if isinstance(source, (str, os.PathLike)):
@@ -76,20 +77,6 @@ def _base(source: Any, name: str | None, folder: Path) -> str | None:
         way = os.path.relpath(local.resolve(), folder.resolve())
         return way if way.startswith(".") else f"./{way}"
     return name
-
-
-@contextmanager
-def _no_bar() -> Iterator[None]:
-    """Keep transformers from drawing a progress bar of its own beside ours."""
-    from transformers.utils import logging as noisy
-
-    bars = noisy.is_progress_bar_enabled()
-    noisy.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if bars:
-            noisy.enable_progress_bar()
 
 
 @contextmanager
@@ -137,8 +124,9 @@ def whole_directory(target: Path, *, force: bool = False) -> Iterator[Path]:
         _sync(folder)
         folder.chmod(0o755)
         _put_in_place(folder, target)
-    except OSError as error:
-        raise OutputError(f"Could not write {target}: {error.strerror or error}. Nothing was left behind.") from error
+    except (OSError, SafetensorError) as error:  # safetensors tells of a full disk in its own way
+        reason = getattr(error, "strerror", None) or error
+        raise OutputError(f"Could not write {target}: {reason}. Nothing was left behind.") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

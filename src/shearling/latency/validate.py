@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from shearling.latency.table import Table
     from shearling.models.structure import Structure
 
+MAX_BYTES = 64 * 2**20
 LONGEST = 3600.0  # seconds; one forward pass does not take an hour
 REMEDY = "Measure it again with `shearling profile`."
 
@@ -24,10 +24,14 @@ def validated(path: Path) -> dict[str, Any]:
     from shearling.latency.table import FORMAT
 
     try:
+        if path.stat().st_size > MAX_BYTES:
+            raise TableError(f"{path} is larger than {MAX_BYTES >> 20} MiB; it is no latency table. {REMEDY}")
         record = json.loads(path.read_text(encoding="utf-8"))
+    except TableError:
+        raise
     except OSError as error:
         raise TableError(f"Cannot read the latency table {path}: {error.strerror or error}. {REMEDY}") from None
-    except ValueError as error:  # not JSON, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested without end
         raise TableError(f"{path} is not a latency table: {error}. {REMEDY}") from None
     if not isinstance(record, dict) or "sublayers" not in record:
         raise TableError(f"{path} is not a latency table: it has no 'sublayers'. {REMEDY}")
@@ -124,7 +128,7 @@ def _integer(low: int) -> Callable[[Any], bool]:
 
 def _seconds(value: Any) -> bool:
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and math.isfinite(value) and 0 <= value < LONGEST
+    return number and 0 <= value < LONGEST  # neither NaN nor infinity is in there
 
 
 def _several(holds: Callable[[Any], bool]) -> Callable[[Any], bool]:

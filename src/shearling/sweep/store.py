@@ -128,7 +128,7 @@ def write_whole(path: Path, text: str) -> None:
 def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise OutputError(f"Cannot go on with the sweep: {path}: {error}. Start afresh with --force.") from None
 
 

@@ -33,7 +33,7 @@ format: $(VENV)/.dev ## let ruff mend what it can
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.docs ## the documentation site, into site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docs-serve: $(VENV)/.docs ## the documentation site, live
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve

@@ -202,7 +202,7 @@ def test_the_site_builds_and_asks_nothing_of_other_hosts(tmp_path: Path) -> None
     pytest.importorskip("mkdocs")
     pytest.importorskip("mkdocstrings")
     site = tmp_path / "site"
-    arguments = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(ROOT / "mkdocs.yml")]
+    arguments = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(ROOT / "mkdocs.yml")]
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": path}
     done = subprocess.run(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,13 @@ def test_the_two_models_take_turns() -> None:
     timed = turns[-8:]
     assert all(set(timed[i : i + 2]) == {"dense", "pruned"} for i in range(0, 8, 2))
     assert (found.batch_size, found.tokens) == (4, 7)
+    assert found.ratio == pytest.approx(found.dense_ms / found.pruned_ms)
+    assert found.spread >= 0
+
+
+def test_a_timing_on_a_busy_machine_is_called_that(small: Path, tmp_path: Path) -> None:
+    result = demo(tmp_path / "out", samples=64)
+    for spread, told in ((0.5, True), (0.01, False)):
+        shown = dict(module.summary(replace(result, latency=replace(result.latency, spread=spread))))
+        line = next(value for name, value in shown.items() if name.startswith("CPU latency"))
+        assert ("the machine is busy" in line) == told

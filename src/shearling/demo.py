@@ -44,6 +44,7 @@ MAX_LENGTH = 128
 BATCH = 32
 TIMED_BATCH = 16
 ROUNDS = 21  # of timing
+BUSY = 0.15  # a spread beyond which a timing says more about the machine than about the model
 EXAMPLES = 3  # shown with their nearest neighbours
 
 
@@ -59,11 +60,12 @@ class Closeness:
 
 @dataclass(frozen=True)
 class Latency:
-    """Median milliseconds per batch, the two models taking turns; `ratio` says how many times faster the pruned is."""
+    """Median milliseconds per batch, the two models taking turns; `ratio` is dense over pruned, so above 1 is faster."""
 
     dense_ms: float
     pruned_ms: float
     ratio: float
+    spread: float  # the larger half interquartile range, as a share of its median
     batch_size: int
     tokens: int
     threads: int
@@ -245,6 +247,7 @@ def take_turns(dense: PreTrainedModel, student: PreTrainedModel, batches: Batche
         dense_ms=1e3 * before.median,
         pruned_ms=1e3 * after.median,
         ratio=before.median / after.median,
+        spread=max(times.spread / times.median for times in (before, after)),
         batch_size=size,
         tokens=tokens,
         threads=torch.get_num_threads(),
@@ -288,7 +291,8 @@ def summary(result: Demo) -> list[tuple[str, str]]:
         ("nearest neighbour", f"the same for {near.nearest_same:.1%} of the sentences"),
         (
             f"CPU latency, {pace.batch_size} x {pace.tokens} tokens",
-            f"{pace.dense_ms:.1f} -> {pace.pruned_ms:.1f} ms: {pace.ratio:.2f}x faster ({pace.threads} threads)",
+            f"{pace.dense_ms:.1f} -> {pace.pruned_ms:.1f} ms: {pace.ratio:.2f}x the speed"
+            + (f"; not to be trusted, the machine is busy (± {pace.spread:.0%})" if pace.spread > BUSY else ""),
         ),
         ("pruning took", f"{sum(report.seconds.values()):.1f} s"),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Any
 
@@ -11,19 +12,30 @@ from shearling.errors import InputError, ShearlingError
 
 def main() -> None:
     """Run the command line: 0 done, 2 wrong use or bad input, 130 interrupted, 1 anything else."""
+    signal.signal(signal.SIGTERM, _leave)
     sys.exit(run(sys.argv[1:]))
+
+
+def _leave(number: int, frame: object) -> None:
+    """Asked to end, tidy up on the way out: no hidden folder stays behind a half-written checkpoint."""
+    raise SystemExit(128 + number)
 
 
 def run(arguments: list[str]) -> int:
     """One command, as an exit code."""
     import typer
 
-    from shearling.cli.app import app
     from shearling.cli.console import complain
+    from shearling.cli.processes import idle, together
 
+    if idle(arguments):
+        return 0
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' bars would run through ours
     try:
-        result = app(arguments, prog_name="shearling", standalone_mode=False)
+        from shearling.cli.app import app
+
+        with together(arguments):
+            result = app(arguments, prog_name="shearling", standalone_mode=False)
         return result if isinstance(result, int) else 0
     except InputError as error:
         complain(str(error))

@@ -8,20 +8,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from shearling.cli.processes import first, place
+
 if TYPE_CHECKING:
     from shearling.stages import Watcher
 
 
 def complain(message: str) -> None:
-    """One clear message on stderr."""
+    """One clear message on stderr; which process it comes from, where there are several."""
     from rich.console import Console
 
-    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {_plain(message)}")
+    rank, world = place()
+    who = f"error in process {rank} of {world}:" if world > 1 else "error:"
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]{who}[/] {_plain(message)}")
 
 
 def say(message: str, *, quiet: bool = False) -> None:
     """Words for people, on stderr."""
-    if not quiet:
+    if not quiet and first():
         from rich.console import Console
 
         Console(stderr=True, soft_wrap=True, highlight=False).print(_plain(message))
@@ -29,14 +33,15 @@ def say(message: str, *, quiet: bool = False) -> None:
 
 def emit(value: dict[str, Any] | list[Any]) -> None:
     """The result for machines: exactly one JSON value on stdout."""
-    json.dump(value, sys.stdout)
-    sys.stdout.write("\n")
+    if first():
+        json.dump(value, sys.stdout)
+        sys.stdout.write("\n")
 
 
 @contextmanager
 def watching(*, quiet: bool = False) -> Iterator[Watcher]:
     """A bar per stage, with the time left."""
-    if quiet:
+    if quiet or not first():
         yield lambda stage, done, total: None
         return
     from rich.console import Console

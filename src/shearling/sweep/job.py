@@ -36,7 +36,11 @@ def sweep_source(
     loaded = read_source(source, labels=any(needs_labels(method, source) for method in grid.methods.values()))
     exam = exam_of(source, loaded, evaluation, limit=limit)
     store = Store(out, settings_of(source, grid, loaded, exam), force=force)
-    store.facts["environment"] = {"device": device_name(loaded.model), "batch_size": source.examples_per_batch, **versions()}
+    store.facts["environment"] = {
+        "device": device_name(loaded.model),
+        "batch_size": source.examples_per_batch,
+        **versions(),
+    }
     if store.facts["dense"] is None:
         score = exam.take(loaded.model, progress=None if watcher is None else partial(watcher, "dense"))
         layers, architecture = structure_of(loaded.model).sizes, type(loaded.model).__name__
@@ -66,8 +70,8 @@ def _finish(store: Store, skipped: list[dict[str, Any]], source: Source) -> dict
     files = {"results": str(out / RESULTS)}
     if store.results:
         title = f"{Path(source.model).name}: {dense['task']}"
-        write_whole(out / CURVE, curve_chart(store.results, dense=dense["value"], title=title))
-        write_whole(out / PAGE, sweep_page(store.results, store.facts, title=title))
+        curve = curve_chart(store.results, dense=dense["value"], title=title)
+        write_whole({out / CURVE: curve, out / PAGE: sweep_page(store.results, store.facts, title=title)})
         files |= {"curve": str(out / CURVE), "report": str(out / PAGE)}
     return {"out": str(out), "dense": dense, "results": store.results, "skipped": skipped, "files": files}
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shearling.distributed import on_first
 from shearling.errors import OutputError
 from shearling.sweep.grid import KINDS, Key, Outcome, key
 
@@ -27,16 +28,12 @@ class Store:
         if folder.exists() and not folder.is_dir():
             raise OutputError(f"{folder} exists and is a file; choose another --out.")
         if force:
-            self._forget()
+            on_first(self._forget)
         if (folder / SETTINGS).is_file():
             self._go_on(settings)
         elif folder.is_dir() and any(folder.iterdir()):
             raise OutputError(f"{folder} is not empty and holds no sweep; choose another --out.")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.write()
-        except OSError as error:
-            raise OutputError(f"Cannot write into {folder}: {error.strerror or error}.") from None
+        self.write()
 
     @property
     def done(self) -> set[Key]:
@@ -60,8 +57,8 @@ class Store:
 
     def write(self) -> None:
         """Both files, each replaced as a whole."""
-        write_whole(self.folder / SETTINGS, json.dumps(self.facts, indent=1) + "\n")
-        write_whole(self.folder / RESULTS, json.dumps(self.results, indent=1) + "\n")
+        facts, results = (json.dumps(value, indent=1) + "\n" for value in (self.facts, self.results))
+        write_whole({self.folder / SETTINGS: facts, self.folder / RESULTS: results})
 
     def _forget(self) -> None:
         """Remove what a sweep writes, and nothing else."""
@@ -79,6 +76,8 @@ class Store:
             changed += [f"methods.{m}" for m in sorted(both) if before["methods"][m] != settings["methods"][m]]
             self.results = [r for r in results if key(r["method"], r["constraint"], r["seed"]) and "value" in r]
             self.facts["dense"] = facts["dense"]
+            if not _sound(facts["dense"], self.results):
+                raise TypeError
         except (KeyError, TypeError, AttributeError):
             raise OutputError(f"The sweep in {self.folder} was changed by hand; start afresh with --force.") from None
         if changed:
@@ -118,11 +117,28 @@ def record_of(outcome: Outcome, dense: float) -> dict[str, Any]:
     }
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Replace a file, whole or not at all."""
-    partial = path.with_name(f".{path.name}.part")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+def write_whole(texts: Mapping[Path, str]) -> None:
+    """Replace files, each whole or not at all; one process writes."""
+
+    def write() -> None:
+        for path, text in texts.items():
+            partial = path.with_name(f".{path.name}.part")
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                partial.write_text(text, encoding="utf-8")
+                partial.replace(path)
+            except OSError as error:
+                if partial.is_file():
+                    partial.unlink()
+                raise OutputError(f"Cannot write {path}: {error.strerror or error}.") from None
+
+    on_first(write)
+
+
+def _sound(dense: Any, results: list[Any]) -> bool:
+    """Whether scores and times are numbers, where tables and pictures need them."""
+    rows = [*results, *([] if dense is None else [dense])]
+    return all(type(row[name]) in (int, float) for row in rows for name in ("value", "seconds"))
 
 
 def _read(path: Path) -> Any:

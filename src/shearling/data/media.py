@@ -63,7 +63,9 @@ class MediaEncoder(Encoder):
         medium = str(medium_of(self.tokenizer))
         column = self._column(rows, medium)
         read = _read_image if medium == "image" else self._read_sound
-        raw = [read(value, f"row {n} of {rows.source}") for n, value in enumerate(rows.column(column), start=1)]
+        raw: list[Any] = [
+            read(value, f"row {n} of {rows.source}") for n, value in enumerate(rows.column(column), start=1)
+        ]
         name = self.label_name(rows) if self.task.kind == "classification" else None
         if name is None or (self.labels == "optional" and not self._knows(rows.column(name))):
             return Media({"raw": raw})
@@ -163,6 +165,6 @@ def _sound_and_rate(value: Any, place: str) -> tuple[NDArray[Any], int | None]:
     if width not in (1, 2, 4):
         raise DataError(f"{place} has samples of {8 * width} bits; give 8, 16 or 32")
     kind = {1: np.uint8, 2: np.int16, 4: np.int32}[width]
-    samples = np.frombuffer(frames, kind).astype(np.float32)
-    samples = (samples - 128) / 128 if width == 1 else samples / 2 ** (8 * width - 1)
+    zero, full = (128.0, 128.0) if width == 1 else (0.0, float(2 ** (8 * width - 1)))
+    samples = ((np.frombuffer(frames, kind) - zero) / full).astype(np.float32)
     return samples.reshape(-1, channels) if channels > 1 else samples, rate

@@ -60,7 +60,7 @@ class Closeness:
 
 @dataclass(frozen=True)
 class Latency:
-    """Median milliseconds per batch, the two models taking turns; `ratio` is dense over pruned, so above 1 is faster."""
+    """Median milliseconds per batch, the two models taking turns; `ratio` is dense over pruned: above 1 is faster."""
 
     dense_ms: float
     pruned_ms: float

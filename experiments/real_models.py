@@ -89,6 +89,9 @@ def load(name: str) -> tuple[Any, Any]:
     if path.suffix != ".gguf":
         return load_model(name, device="auto", dtype="float32"), load_tokenizer(name)
     model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    model.is_quantized = False  # it was, in the file
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
     return model.eval(), transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -27,8 +28,9 @@ class Loop:
             self._record()
             times -= WARM_UP
         step = self._step if self._graph is None else self._graph.replay
-        for _ in range(times):
-            step()
+        with using_threads(1 if self._device.type == "cpu" else None):  # too little work to share, and threads wait
+            for _ in range(times):
+                step()
 
     def _record(self) -> None:
         with torch.cuda.device(self._device):
@@ -42,3 +44,15 @@ class Loop:
             with torch.cuda.graph(graph):
                 self._step()  # recorded, not run
         self._graph = graph
+
+
+@contextmanager
+def using_threads(count: int | None) -> Iterator[None]:
+    """So many threads on the CPU, and as many as before afterwards."""
+    before = torch.get_num_threads()
+    try:
+        if count is not None:
+            torch.set_num_threads(count)
+        yield
+    finally:
+        torch.set_num_threads(before)

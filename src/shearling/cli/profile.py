@@ -18,8 +18,8 @@ def profile(
     device: o.Device = "auto",
     dtype: o.Dtype = None,
     threads: Annotated[
-        Optional[int], typer.Option(help="Threads of the CPU; torch's own choice unless given.", min=1)
-    ] = None,  # noqa: UP045, E501
+        int | None, typer.Option(help="Threads of the CPU; torch's own choice unless given.", min=1)
+    ] = None,
     budget: Annotated[float, typer.Option(help="Seconds to spend, about.", min=1.0)] = 60.0,
     plot: Annotated[Optional[Path], typer.Option(help="Draw the table and the fit: svg, png or pdf.")] = None,  # noqa: UP045
     trust_remote_code: o.TrustRemoteCode = False,

@@ -20,9 +20,10 @@ from shearling.latency.inputs import example_inputs
 from shearling.latency.limits import latency_limits
 from shearling.latency.profile import profile
 from shearling.latency.table import RESTLESS, Table, load_table, restless
-from shearling.latency.timing import device_name, in_turns, using_threads
+from shearling.latency.timing import device_name, in_turns
 from shearling.latency.validate import check_fits
 from shearling.loading import DTYPES
+from shearling.loops import using_threads
 from shearling.models.structure import Structure, structure_of
 from shearling.passes import device_of, frozen
 from shearling.sample import Sample

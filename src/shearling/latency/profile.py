@@ -24,8 +24,9 @@ from shearling.errors import InputError
 from shearling.latency.assemble import Readings, assemble
 from shearling.latency.inputs import example_inputs, placed
 from shearling.latency.table import Table
-from shearling.latency.timing import Reading, device_name, read, using_threads, wall
+from shearling.latency.timing import Reading, device_name, read, wall
 from shearling.latency.variants import Shape, same_in_every_layer, shapes_of, shortened, with_units
+from shearling.loops import using_threads
 from shearling.models.structure import Structure, structure_of
 from shearling.passes import Progress, device_of, frozen, silent
 from shearling.report import versions

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,18 +86,6 @@ def in_turns(runs: Sequence[Run], device: torch.device, *, rounds: int = 15, sec
         if number >= 4 and time.perf_counter() - begin > seconds:
             break
     return [Times.of(v) for v in values]
-
-
-@contextmanager
-def using_threads(count: int | None) -> Iterator[None]:
-    """So many threads on the CPU, and as many as before afterwards."""
-    before = torch.get_num_threads()
-    try:
-        if count is not None:
-            torch.set_num_threads(count)
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def device_name(device: torch.device) -> str:

@@ -41,12 +41,14 @@ def self_check(
 def check_cut(teacher: Structure, student: Structure, kept: Sequence[Tensor], sample: Sample) -> float:
     """Right after the cut, before any repair: the small model must put out what the dense one does under its masks."""
     batch = sample.batches[0].part(0, EXAMPLES)
-    masks = [
-        torch.zeros(s.units).index_fill(0, units.cpu(), 1) for s, units in zip(teacher.sublayers, kept, strict=True)
-    ]
+    masks = {
+        s: torch.zeros(s.units).index_fill(0, units.cpu(), 1)
+        for s, units in zip(teacher.sublayers, kept, strict=True)
+        if s.units  # none were left by an earlier pruning: there is nothing to mask
+    }
     with frozen(teacher.model), frozen(student.model), torch.inference_mode():
         small = _values(run(student.model, batch.to(device_of(student.model))))
-        with masked(teacher.sublayers, masks):
+        with masked(list(masks), list(masks.values())):
             full = _values(run(teacher.model, batch.to(device_of(teacher.model))))
     return _difference(small, full, student.model.dtype)
 

@@ -60,8 +60,8 @@ class Limit:
 def ratio_of(name: str, value: object) -> float:
     """A constraint as the user gave it, checked."""
     try:
-        ratio = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+        ratio = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
         raise ConstraintError(f"{name}={value!r} is not a number; give a ratio in (0, 1], such as 0.5.") from None
     if not (math.isfinite(ratio) and 0 < ratio <= 1):
         raise ConstraintError(f"{name}={value} is outside (0, 1]; 0.5 asks for half of the dense model's cost.")

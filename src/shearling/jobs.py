@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shearling.checkpoint.save import check_writable
 from shearling.costs import ratio_of
-from shearling.errors import ConstraintError, ModelError
+from shearling.errors import ConstraintError, DataError, ModelError
 from shearling.latency.meet import checked_table
 from shearling.latency.table import load_table
 from shearling.loading import device_of, load_model, load_reader, load_rows
@@ -129,6 +129,10 @@ def exam_of(source: Source, loaded: Loaded, evaluation: str | None, *, limit: in
     """The rows to score this model and its pruned copies on; a known task's dev split where no file is given."""
     from shearling.evaluate import make_exam
 
+    if evaluation is None and loaded.task.hub is None:
+        raise DataError(
+            f"Nothing to score on: give --eval FILE (the task '{loaded.task.name}' has no dev set of its own)."
+        )
     return make_exam(
         loaded.model,
         loaded.tokenizer,

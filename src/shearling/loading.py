@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shearling.checkpoint.load import check_index
+from shearling.checkpoint.load import check_files, check_index, check_weights
+from shearling.checkpoint.save import RECORD
 from shearling.checkpoint.sentence import transformer_in
 from shearling.errors import ModelError, ShearlingError
 
@@ -34,6 +35,7 @@ def load_model(
         raise ModelError(f"{name} has no config.json: it is not a model directory.")
     name = name if sentence is None else str(sentence)
     check_index(path)
+    record = check_files(path)[0] if (path / RECORD).is_file() else None
     with _told(f"Cannot load the model '{name}'", local=path.exists()):
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
         if sentence is not None:
@@ -51,6 +53,8 @@ def load_model(
             f"{name} has no weights for {_some(untrained)}: this part of the model was never trained. "
             "Fine-tune the model first, or prune the bare encoder it holds."
         )
+    if record is not None:
+        check_weights(model, set(), record, path)
     loaded: PreTrainedModel = model.eval().to(device_of(device))
     return loaded
 
@@ -62,6 +66,11 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedT
     name = str(transformer_in(Path(name)) or name)
     with _told(f"Cannot load a tokenizer from '{name}'", local=Path(name).exists()):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes where no file is
+        raise ModelError(
+            f"Cannot load a tokenizer from '{name}': it knows no word, so its files (tokenizer.json, vocab.txt, ...) "
+            "are missing. Copy them from the model it was fine-tuned from."
+        )
     return tokenizer
 
 
@@ -115,11 +124,9 @@ def _class_of(config: Any, name: str) -> Any:
 
     names = config.architectures or []
     found = getattr(transformers, names[0], None) if names else None
-    if found is None:
-        if names:
-            raise ModelError(f"{name} is a {names[0]}, which transformers {transformers.__version__} does not have.")
-        return transformers.AutoModel
-    return found
+    if names and not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        raise ModelError(f"{name} is a {names[0]}, a model that transformers {transformers.__version__} does not have.")
+    return found or transformers.AutoModel
 
 
 @contextmanager

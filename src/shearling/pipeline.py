@@ -212,6 +212,7 @@ def measure(
     chosen = method_of(method)
     device = device_of(model)
     sample = bounded(sample_of(data, limit=samples, accepts=accepted_inputs(model)), device, backward=False)
+    _check_tokens(model, sample)
     stages = Stages(watcher)
     lengths = sequence_lengths(structure, sample)
     rank, world = rank_and_world()
@@ -282,6 +283,20 @@ def checked_multiple(multiple_of: int) -> int:
     if multiple_of < 1:
         raise InputError(f"multiple_of={multiple_of} makes no sense; 8 suits most GPUs, 1 means no rounding.")
     return multiple_of
+
+
+def _check_tokens(model: PreTrainedModel, sample: Sample) -> None:
+    """Tokens that the model has no embedding for: torch would only say that an index is out of range."""
+    table = model.get_input_embeddings() if any("input_ids" in batch.inputs for batch in sample) else None
+    known = getattr(table, "num_embeddings", None)
+    if known is None:
+        return
+    largest = max(int(batch.inputs["input_ids"].max()) for batch in sample if batch.inputs["input_ids"].numel())
+    if largest >= known:
+        raise DataError(
+            f"The sample holds the token {largest}, but the model's vocabulary has {known} (0 to {known - 1}); "
+            "use the tokenizer that belongs to the model."
+        )
 
 
 def _prunable(model: PreTrainedModel) -> Structure:

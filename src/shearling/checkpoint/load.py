@@ -20,31 +20,34 @@ MAX_SIZE = 2**24  # rows or columns of a projection
 
 def load(directory: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
     """The pruned model with the head it was saved with; keywords go to `from_pretrained`."""
-    from shearling.models.structure import structure_of
-
     folder = Path(directory)
-    record = read_record(folder)
-    config = read_json(folder / "config.json")
-    check_edits(config.get("quantization_config"), folder)
-    check_index(folder)
+    record, config = check_files(folder)
     kwargs |= {"output_loading_info": True, "use_safetensors": True}  # the other format is a pickle: never
     try:
         model, info = _model_class(config, folder).from_pretrained(folder, **kwargs)
-        _check_weights(model, info["missing_keys"], folder)
-        sizes = structure_of(model).sizes
+        check_weights(model, info["missing_keys"], record, folder)
     except CheckpointError:
         raise
     except Exception as error:  # a changed file may trip transformers anywhere
         raise CheckpointError(f"{folder} does not load: {error}") from error
-    if sizes != record["layers"]:
-        raise CheckpointError(f"{folder / RECORD} tells of other layers than the weights have; the files were changed.")
     loaded: PreTrainedModel = model
     return loaded
 
 
-def _check_weights(model: PreTrainedModel, missing: set[str], folder: Path) -> None:
+def check_files(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The record and the configuration of a checkpoint, once nothing in them could lead a loader astray."""
+    record = read_record(folder)
+    config = read_json(folder / "config.json")
+    check_edits(config.get("quantization_config"), folder)
+    check_index(folder)
+    return record, config
+
+
+def check_weights(model: PreTrainedModel, missing: set[str], record: dict[str, Any], folder: Path) -> None:
     """Transformers fills missing weights with random numbers, and after a quantizer it does not compare shapes."""
     from torch import nn
+
+    from shearling.models.structure import structure_of
 
     if missing:
         raise CheckpointError(f"{folder} has no weights for {sorted(missing)[:3]}; the files were changed.")
@@ -54,6 +57,8 @@ def _check_weights(model: PreTrainedModel, missing: set[str], folder: Path) -> N
                 f"'{name}' in {folder} has weights of shape {tuple(module.weight.shape)}, but its config.json says "
                 f"({module.out_features}, {module.in_features}); the files were changed."
             )
+    if structure_of(model).sizes != record["layers"]:
+        raise CheckpointError(f"{folder / RECORD} tells of other layers than the weights have; the files were changed.")
 
 
 def read_record(folder: Path) -> dict[str, Any]:

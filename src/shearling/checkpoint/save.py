@@ -133,6 +133,12 @@ def whole_directory(target: Path, *, force: bool = False) -> Iterator[Path]:
 
 def check_writable(target: Path, *, force: bool = False) -> None:
     """Complain early: before minutes of work, not after."""
+    try:
+        target.lstat()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # looked at below
+    except (OSError, ValueError) as error:
+        raise OutputError(f"{target} cannot be a directory: {getattr(error, 'strerror', None) or error}.") from None
     if target.is_symlink() and not target.exists():
         raise OutputError(f"{target} is a link that leads nowhere; remove it or choose another --out.")
     if target.exists() and not target.is_dir():

@@ -158,7 +158,7 @@ def _check_range(indices: NDArray[np.int64], name: str, rows: Rows, config: Pret
 def _number(value: Any, number: int, name: str, rows: Rows) -> float:
     try:
         result = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         result = math.nan
     if not math.isfinite(result):
         raise DataError(f"row {number} of column {name!r} of {rows.source} holds {value!r}; a label must be a number")

@@ -80,6 +80,10 @@ def _damage_reported(path: Path) -> Iterator[None]:
         raise DataError(f"{path} is truncated or damaged ({error}); fetch or compress it again") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
+    except DataError:
+        raise
+    except (RecursionError, ValueError) as error:  # JSON that nests without end, numbers of thousands of digits
+        raise DataError(f"{path} holds JSON that cannot be read ({error}); give plain values") from error
 
 
 Columns = dict[str, list[Any]]

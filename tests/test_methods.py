@@ -94,7 +94,7 @@ def test_an_early_stop_of_tuning_is_part_of_the_result(monkeypatch: pytest.Monke
         calls.append(result.after)
         return module.Tuned(result.mask * 1000, result.before, result.after) if len(calls) == 3 else result
 
-    monkeypatch.setattr("shearling.methods.tune", third_goes_astray)
+    monkeypatch.setattr("shearling.methods.paper.tune", third_goes_astray)
     tuned = shearling.prune(model, batches_of(), flops=0.6, method="paper")
     used = [r.used for r in tuned.report.repairs]
     assert used == [True, True, False]
@@ -116,7 +116,7 @@ def test_a_refit_that_is_dropped_is_reported(monkeypatch: pytest.MonkeyPatch) ->
         found = original(weight, bias, *args, **kwargs)  # type: ignore[arg-type]
         return module.Fit(weight, bias, found.before, found.before, kept=False)
 
-    monkeypatch.setattr("shearling.methods.refit", dropped)
+    monkeypatch.setattr("shearling.methods.surgeon.refit", dropped)
     pruned = shearling.prune(model_of("bert"), batches_of(), flops=0.6)
     assert all(not r.used and "dropped" in r.note for r in pruned.report.repairs)
     plain = shearling.prune(model_of("bert"), batches_of(), flops=0.6, method=Surgeon(refit=False))

@@ -1,0 +1,93 @@
+"""Method `paper`: Fisher search, rearrangement, tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from torch import Tensor
+
+from shearling.costs import Limit
+from shearling.methods.counts import allocate_counts
+from shearling.methods.method import Evidence, Repaired
+from shearling.methods.select import best, prices, searched, uniform_counts
+from shearling.models.structure import Structure, Sublayer
+from shearling.moments import Moments
+from shearling.paper.fisher import block, mask_gradients
+from shearling.paper.importance import Importance, importances
+from shearling.paper.rearrange import rearrange
+from shearling.paper.tune import DAMP, apply, tune
+from shearling.passes import with_halving
+from shearling.sample import Sample
+from shearling.stages import Stages
+from shearling.walk import walk
+
+
+@dataclass(frozen=True)
+class Paper:
+    """The paper, faithfully: Fisher search, rearrangement, tuning; and the baselines it is compared with.
+
+    importance  what a unit is worth in the search
+    allocation  `searched` (Alg. 1, 2), or `uniform`: the same ratio in every layer
+    drop_sublayers  where the layers' overheads alone exceed a latency, drop whole sublayers until they do not
+    """
+
+    name: ClassVar[str] = "paper"
+    importance: Importance = "fisher"
+    allocation: Literal["searched", "uniform"] = "searched"
+    rearrange: bool = True
+    tune: bool = True
+    damp: float = DAMP
+    seed: int = 0
+    drop_sublayers: bool = True
+
+    def measure(self, structure: Structure, sample: Sample, *, seed: int, stages: Stages) -> list[Tensor]:
+        """Per-example gradients of the masks; against a sampled loss where the data has no labels."""
+        with stages("gradients") as progress:
+            return with_halving(
+                lambda s: mask_gradients(structure, s, seed=seed, labels=s.has_labels, progress=progress), sample
+            )
+
+    def choose(
+        self, evidence: Evidence, structure: Structure, limits: Sequence[Limit], *, multiple_of: int, stages: Stages
+    ) -> list[Tensor]:
+        """Search, then rearrange."""
+        sublayers = structure.sublayers
+        with stages("search"):
+            worth = importances(self.importance, sublayers, evidence, self.seed)
+            if self.allocation == "uniform":
+                kept = best(worth, uniform_counts(sublayers, limits, multiple_of))
+            elif multiple_of == 1 and prices(sublayers, limits):
+                kept = searched(sublayers, worth, limits, drop=self.drop_sublayers)
+            else:  # Differs from the paper: prices that vary between layers need the general solver
+                lost = [np.concatenate([[0.0], np.cumsum(np.sort(w.numpy()))])[::-1] for w in worth]
+                kept = best(worth, allocate_counts(sublayers, lost, limits, multiple_of))
+        if self.rearrange:
+            with stages("rearrangement"):
+                kept = rearrange([block(gradients) for gradients in evidence], kept)
+        return kept
+
+    def repair(self, teacher: Structure, student: Structure, sample: Sample, *, stages: Stages) -> list[Repaired]:
+        """Mask tuning, bottom-up; a mask out of range ends it, and the last note says so."""
+        if not self.tune:
+            return []
+        notes: list[Repaired] = []
+
+        def one(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
+            if not sublayer.units:
+                return True
+            result = tune(sublayer.weight, sublayer.bias, fit + held_out, sublayer.width, damp=self.damp)
+            if result.accepted:
+                sublayer.write(apply(sublayer.weight, result.mask, sublayer.width), sublayer.bias)
+                notes.append(Repaired(sublayer.name, result.before, result.after, True))
+                return True
+            worst = float(result.mask.abs().max())
+            note = f"a mask of {worst:.3g} is outside [-10, 10]: discarded, and tuning stopped here"
+            notes.append(Repaired(sublayer.name, result.before, result.before, False, note))
+            return False
+
+        with stages("tuning") as progress:
+            walk(teacher, student, sample, one, progress=progress)
+        return notes

@@ -1,0 +1,105 @@
+"""Method `paper`: the kept units that the search, or a uniform ratio, gives for the limits of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from shearling.costs import Limit
+from shearling.errors import ConstraintError
+from shearling.methods.counts import asked
+from shearling.models.structure import Sublayer
+from shearling.paper.drop import sublayers_to_drop
+from shearling.paper.search import Piecewise, Prices, search
+
+
+def prices(sublayers: Sequence[Sublayer], limits: Sequence[Limit]) -> list[Prices]:
+    """The limits as Alg. 1 and 2 want them; empty where units of a kind differ in price, or some must stay."""
+    if any(s.floor for s in sublayers):
+        return []
+    prices = []
+    for limit in limits:
+        found: dict[str, set[Piecewise]] = {"heads": set(), "filters": set()}
+        for sublayer, piece in zip(sublayers, _pieces(sublayers, limit), strict=True):
+            if sublayer.units:
+                found[sublayer.kind].add(piece)
+        if any(len(values) > 1 for values in found.values()):
+            return []
+        head, filter_ = (next(iter(found[kind]), Piecewise(0.0)) for kind in ("heads", "filters"))
+        prices.append(Prices(head, filter_, limit.budget))
+    return prices
+
+
+def _pieces(sublayers: Sequence[Sublayer], limit: Limit) -> Sequence[Piecewise]:
+    """What each sublayer costs: the limit's own fit, or the straight line its table is."""
+    if limit.pieces:
+        return limit.pieces
+    pairs = zip(sublayers, limit.tables, strict=True)
+    return [Piecewise(round(float(table[-1]) / max(s.units, 1), 6)) for s, table in pairs]
+
+
+def searched(
+    sublayers: Sequence[Sublayer], worth: Sequence[Tensor], limits: Sequence[Limit], *, drop: bool
+) -> list[Tensor]:
+    """Alg. 1 or 2. A fit is not the table: where its answer costs more than the table allows, it gets less to spend."""
+    allowed = list(limits)
+    while True:
+        kept = _search_once(sublayers, worth, allowed, drop=drop)
+        counts = [len(units) for units in kept]
+        if all(limit.holds(counts) for limit in limits):
+            return kept
+        for number, limit in enumerate(limits):
+            if not limit.holds(counts):
+                excess = max(limit.spent(counts) - limit.budget, 1e-3 * limit.budget)
+                less = allowed[number]
+                allowed[number] = replace(less, fixed=less.fixed + excess, whole=limit.dense)
+
+
+def _search_once(
+    sublayers: Sequence[Sublayer], worth: Sequence[Tensor], limits: Sequence[Limit], *, drop: bool
+) -> list[Tensor]:
+    if drop and any(limit.pieces for limit in limits):
+        pieces = [_pieces(sublayers, limit) for limit in limits]
+        gone = sublayers_to_drop(worth, pieces, [limit.budget for limit in limits])
+        worth = [w[:0] if i in gone else w for i, w in enumerate(worth)]
+    rows = {kind: [i for i, s in enumerate(sublayers) if s.kind == kind] for kind in ("heads", "filters")}
+    try:
+        heads, filters = ([worth[i] for i in rows[kind]] for kind in ("heads", "filters"))
+        found = search(heads, filters, prices(sublayers, limits))
+    except ConstraintError as error:
+        raise ConstraintError(f"{asked(limits)} cannot be met. {error}") from None
+    kept = dict(zip(rows["heads"] + rows["filters"], found[0] + found[1], strict=True))
+    return [kept[i] for i in range(len(sublayers))]
+
+
+def uniform_counts(sublayers: Sequence[Sublayer], limits: Sequence[Limit], multiple_of: int) -> list[int]:
+    """The largest ratio, the same in every layer, that is within every budget; filters in whole multiples."""
+
+    def count(sublayer: Sublayer, ratio: float) -> int:
+        units = int(ratio * sublayer.units + 1e-9)
+        if sublayer.kind == "filters" and units < sublayer.units:
+            units -= units % multiple_of
+        return max(sublayer.floor, units)
+
+    def counts(ratio: float) -> list[int]:
+        return [count(s, ratio) for s in sublayers]
+
+    low, high = 0.0, 1.0
+    if all(limit.holds(counts(high)) for limit in limits):
+        return counts(high)
+    for _ in range(40):
+        middle = (low + high) / 2
+        if all(limit.holds(counts(middle)) for limit in limits):
+            low = middle
+        else:
+            high = middle
+    return counts(low)
+
+
+def best(worth: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
+    """The most important `count` units of every sublayer."""
+    ranked = (torch.sort(w, descending=True, stable=True).indices for w in worth)
+    return [r[:count].sort().values for r, count in zip(ranked, counts, strict=True)]

@@ -1,0 +1,84 @@
+"""Method `surgeon`: measure, order, allocate, refit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from shearling.costs import Limit
+from shearling.methods.counts import allocate_counts
+from shearling.methods.method import Evidence, Repaired
+from shearling.models.structure import Structure, Sublayer
+from shearling.moments import Moments
+from shearling.passes import with_halving
+from shearling.sample import Sample
+from shearling.stages import Stages
+from shearling.surgeon.measure import measure
+from shearling.surgeon.order import DAMP, Order, order
+from shearling.surgeon.refit import RIDGE, refit
+from shearling.walk import walk
+
+
+@dataclass(frozen=True)
+class Surgeon:
+    """Label-free, one-shot, the default: structured optimal brain surgeon, then a ridge refit.
+
+    refit    fit the output projections to the teacher afterwards
+    realign  and, before that, what goes into the units
+    labels   use the data's labels for the curvature, instead of labels drawn from the model
+    """
+
+    name: ClassVar[str] = "surgeon"
+    refit: bool = True
+    realign: bool = True
+    labels: bool = False
+    damp: float = DAMP
+    ridge: float = RIDGE
+
+    def measure(self, structure: Structure, sample: Sample, *, seed: int, stages: Stages) -> list[Order]:
+        """Curvature, then an order and an error curve for every sublayer."""
+        with stages("measure") as progress:
+            curvatures = with_halving(
+                lambda s: measure(structure, s, seed=seed, labels=self.labels, progress=progress), sample
+            )
+        with stages("order") as progress:
+            return order(curvatures, damp=self.damp, progress=progress)
+
+    def choose(
+        self, evidence: Evidence, structure: Structure, limits: Sequence[Limit], *, multiple_of: int, stages: Stages
+    ) -> list[Tensor]:
+        """The counts with the least summed error within every budget, each filled by its sublayer's order."""
+        with stages("allocate"):
+            errors = [o.error.numpy()[::-1] for o in evidence]  # by units kept
+            counts = allocate_counts(structure.sublayers, errors, limits, multiple_of)
+            return [o.kept(count) for o, count in zip(evidence, counts, strict=True)]
+
+    def repair(self, teacher: Structure, student: Structure, sample: Sample, *, stages: Stages) -> list[Repaired]:
+        """Ridge refit of every output projection, bottom-up."""
+        if not self.refit:
+            return []
+        notes: list[Repaired] = []
+
+        def one(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
+            result = refit(sublayer.weight, sublayer.bias, fit, held_out, ridge=self.ridge)
+            if result.kept:
+                sublayer.write(result.weight, result.bias)
+            note = "" if result.kept else "the refit did not carry over to the held-out examples and was dropped"
+            notes.append(Repaired(sublayer.name, result.before, result.after, result.kept, note))
+            return True
+
+        def into(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
+            eye = torch.eye(len(fit.gram), dtype=torch.float64, device=fit.gram.device)
+            bias = eye.new_zeros(len(eye)) if sublayer.inputs_have_bias else None
+            result = refit(eye, bias, fit, held_out, ridge=self.ridge)
+            if result.kept:
+                sublayer.fold_inputs(result.weight, result.bias)
+            return True
+
+        with stages("refit") as progress:
+            walk(teacher, student, sample, one, realign=into if self.realign else None, progress=progress)
+        return notes

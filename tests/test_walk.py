@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from shearling.models.shrink import shrink
-from shearling.models.structure import Structure, Sublayer, structure_of
+from shearling.models.structure import Structure, structure_of
+from shearling.models.sublayer import Sublayer
 from shearling.moments import Moments
 from shearling.sample import Sample, sample_of
 from shearling.walk import walk

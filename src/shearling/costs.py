@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shearling.errors import ConstraintError
-from shearling.models.structure import Structure, Sublayer
+from shearling.models.structure import Structure
+from shearling.models.sublayer import Sublayer
 from shearling.passes import device_of, frozen
 from shearling.sample import Sample
 

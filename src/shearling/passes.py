@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from shearling.models.structure import Structure, Sublayer
+from shearling.models.structure import Structure
+from shearling.models.sublayer import Sublayer
 from shearling.sample import Batch, Sample
 
 logger = logging.getLogger("shearling")

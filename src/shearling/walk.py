@@ -20,7 +20,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from shearling.models.structure import Share, Stack, Structure, Sublayer
+from shearling.models.structure import Share, Stack, Structure
+from shearling.models.sublayer import Sublayer
 from shearling.moments import Moments
 from shearling.passes import Progress, by_example, device_of, fast_matmul, flat, frozen, run, silent, split_call
 from shearling.sample import Batch, Sample

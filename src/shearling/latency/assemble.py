@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from shearling.latency.table import Entry, cleaned, shape_of
 from shearling.latency.timing import Reading, Times
 from shearling.latency.variants import Shape, sublayers_between
-from shearling.models.structure import Structure, Sublayer
+from shearling.models.structure import Structure
+from shearling.models.sublayer import Sublayer
 
 
 @dataclass(frozen=True)

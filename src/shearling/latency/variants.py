@@ -13,7 +13,8 @@ from torch import nn
 from shearling.latency.grid import counts_to_time
 from shearling.latency.table import shape_of
 from shearling.models.shrink import shrink
-from shearling.models.structure import Structure, find, structure_of
+from shearling.models.structure import Structure, structure_of
+from shearling.models.sublayer import find
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

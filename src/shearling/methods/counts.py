@@ -9,7 +9,7 @@ import numpy as np
 
 from shearling.costs import Limit
 from shearling.errors import ConstraintError
-from shearling.models.structure import Sublayer
+from shearling.models.sublayer import Sublayer
 from shearling.surgeon.allocate import Curve, allocate
 
 

@@ -13,7 +13,8 @@ from shearling.costs import Limit
 from shearling.methods.counts import allocate_counts
 from shearling.methods.method import Evidence, Repaired
 from shearling.methods.select import best, prices, searched, uniform_counts
-from shearling.models.structure import Structure, Sublayer
+from shearling.models.structure import Structure
+from shearling.models.sublayer import Sublayer
 from shearling.moments import Moments
 from shearling.paper.fisher import block, mask_gradients
 from shearling.paper.importance import Importance, importances

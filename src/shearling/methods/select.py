@@ -11,7 +11,7 @@ from torch import Tensor
 from shearling.costs import Limit
 from shearling.errors import ConstraintError
 from shearling.methods.counts import asked
-from shearling.models.structure import Sublayer
+from shearling.models.sublayer import Sublayer
 from shearling.paper.drop import sublayers_to_drop
 from shearling.paper.search import Piecewise, Prices, search
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from shearling.costs import Limit
 from shearling.methods.counts import allocate_counts
 from shearling.methods.method import Evidence, Repaired
-from shearling.models.structure import Structure, Sublayer
+from shearling.models.structure import Structure
+from shearling.models.sublayer import Sublayer
 from shearling.moments import Moments
 from shearling.passes import with_halving
 from shearling.sample import Sample

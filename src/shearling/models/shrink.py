@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from shearling.models.structure import Sublayer, find, is_transposed, linear_shape, structure_of
+from shearling.models.structure import structure_of
+from shearling.models.sublayer import Sublayer, find, is_transposed, linear_shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

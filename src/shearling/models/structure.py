@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from shearling.errors import UnsupportedArchitecture
-from shearling.models.row import Fused, Kind, Part, Row, StackRow
+from shearling.models.row import Part, Row, StackRow
+from shearling.models.sublayer import Sublayer, find, linear_shape
 from shearling.models.table import ROWS, UNSUPPORTED
 
 if TYPE_CHECKING:
@@ -21,151 +22,6 @@ if TYPE_CHECKING:
 
 
 Share = Literal["all", "fit", "held out"]  # of the examples
-
-
-@dataclass(frozen=True)
-class Projection:
-    """A projection into the units, of tokens or of relative positions: `blocks` times `units` times `rows` outputs."""
-
-    path: str
-    module: nn.Module
-    blocks: int
-    rows: int
-    of_tokens: bool = True
-
-
-@dataclass(frozen=True, eq=False)
-class Sublayer:
-    """The attention or the FFN of one layer.
-
-    units, width   `h` has units x width columns, a unit's columns side by side
-    weight         [D, units x width], the output projection as it acts on `h`
-    floor          units that must stay
-    repeats        how many times the sublayer runs in one forward pass
-    """
-
-    kind: Kind
-    depth: int
-    path: str  # of the layer, from the base model
-    layer: nn.Module
-    part: Part
-    units: int
-    width: int
-    floor: int = 0
-    repeats: int = 1
-
-    def _at(self, path: str) -> nn.Module:
-        return self.layer.get_submodule(path)
-
-    @property
-    def name(self) -> str:
-        """For messages: `heads of layer 3`."""
-        return f"{self.kind} of layer {self.depth}"
-
-    @property
-    def out(self) -> nn.Module:
-        """The output projection."""
-        return self._at(self.part.out)
-
-    @property
-    def residual(self) -> nn.Module:
-        """The module whose input is the residual stream."""
-        return self._at(self.part.residual_path)
-
-    @property
-    def inputs(self) -> tuple[Projection, ...]:
-        """The projections into the units."""
-        return tuple(self._projections())
-
-    def _projections(self) -> Iterator[Projection]:
-        positions = self.part.positions.paths if self.part.positions else ()
-        for entry in (*self.part.inputs, *positions):
-            fused = entry if isinstance(entry, Fused) else Fused(entry, 1)
-            module = find(self.layer, fused.path)
-            if module is None:
-                continue
-            rows = linear_shape(module)[0] // (fused.blocks * self.units) if self.units else 0
-            yield Projection(fused.path, module, fused.blocks, rows, entry not in positions)
-
-    @property
-    def foldable(self) -> tuple[Projection, ...]:
-        """The inputs that see the tokens and nothing else, so that a change of the tokens can be folded into them."""
-        tokens = tuple(p for p in self.inputs if p.of_tokens)
-        return () if self.position_products and len(tokens) == len(self.inputs) else tokens
-
-    @property
-    def position_products(self) -> int:
-        """How many times relative positions are projected, and multiplied with the tokens."""
-        kinds = self._read(self.part.positions.kinds) if self.part.positions and self.position_rows else None
-        return len(kinds) if kinds else 0
-
-    @property
-    def position_rows(self) -> int:
-        """Rows of the table of relative positions."""
-        span = self._read(self.part.positions.span) if self.part.positions else None
-        return 2 * span if span else 0
-
-    def _read(self, attribute: str) -> Any:
-        """An attribute below the layer, or None."""
-        owner, _, name = attribute.rpartition(".")
-        return getattr(find(self.layer, owner), name, None)
-
-    @property
-    def weight(self) -> Tensor:
-        """[D, n], whatever layout the module keeps."""
-        weight = cast(Tensor, self.out.weight)
-        return weight.T if is_transposed(self.out) else weight
-
-    @property
-    def bias(self) -> Tensor | None:
-        """[D], or None where the projection has none."""
-        return cast("Tensor | None", self.out.bias)
-
-    def write(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Give the output projection new values, in place."""
-        with torch.no_grad():
-            self.weight.copy_(weight)
-            if self.bias is not None and bias is not None:
-                self.bias.copy_(bias)
-
-    def fold_inputs(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Have the projections into the units see `weight z + bias` instead of z: [D, D] and [D], in place."""
-        with torch.no_grad():
-            for projection in self.foldable:
-                module = projection.module
-                old = cast(Tensor, module.weight)
-                rows = old.T if is_transposed(module) else old  # [outputs, D]
-                if bias is not None:
-                    cast(Tensor, module.bias).add_((rows.to(bias) @ bias).to(rows))
-                rows.copy_((rows.to(weight) @ weight).to(rows))
-
-    @property
-    def inputs_have_bias(self) -> bool:
-        """Whether a constant can be folded into the projections into the units."""
-        return all(getattr(p.module, "bias", None) is not None for p in self.foldable)
-
-    @property
-    def scale(self) -> Tensor | None:
-        """[D]: what the output is multiplied with before it meets the residual, if anything."""
-        scale = self._read(self.part.scale) if self.part.scale else None
-        if not isinstance(scale, Tensor):
-            return None
-        return scale.masked_fill(scale == 0, torch.inf)  # nothing that is put out there can make up for anything
-
-    @property
-    def weights_per_unit(self) -> int:
-        """Matrix entries that tokens meet in one unit: its multiply-accumulates per token, products aside."""
-        return int(self._entries(of_tokens=True) + self.width * self.weight.shape[0])
-
-    def _entries(self, *, of_tokens: bool) -> int:
-        inputs = (p for p in self.inputs if p.of_tokens is of_tokens)
-        return sum(p.blocks * p.rows * linear_shape(p.module)[1] for p in inputs)
-
-    @property
-    def params_per_unit(self) -> int:
-        """Parameters that go with one unit, biases of its inputs included."""
-        biases = sum(p.blocks * p.rows for p in self.inputs if getattr(p.module, "bias", None) is not None)
-        return self.weights_per_unit + self._entries(of_tokens=False) + biases
 
 
 @dataclass(frozen=True)
@@ -314,22 +170,3 @@ def _head_width(config: Any, field: str) -> int:
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     groups = getattr(config, "num_key_value_heads", None) if field == "num_attention_heads" else None
     return int(size) * (heads // int(groups or heads))
-
-
-def find(module: nn.Module, path: str) -> nn.Module | None:
-    """The module at a path, or None."""
-    try:
-        return module.get_submodule(path)
-    except AttributeError:
-        return None
-
-
-def is_transposed(module: nn.Module) -> bool:
-    """Whether the weight is kept as [in, out], as in GPT-2's Conv1D."""
-    return hasattr(module, "nf")
-
-
-def linear_shape(module: nn.Module) -> tuple[int, int]:
-    """(outputs, inputs) of a linear module of either layout."""
-    rows, columns = cast(Tensor, module.weight).shape
-    return (columns, rows) if is_transposed(module) else (rows, columns)

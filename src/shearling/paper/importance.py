@@ -8,7 +8,7 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
-from shearling.models.structure import Sublayer, is_transposed
+from shearling.models.sublayer import Sublayer, is_transposed
 from shearling.paper.fisher import diagonal
 
 Importance = Literal["fisher", "magnitude", "gradient", "random"]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import resources
@@ -123,7 +125,8 @@ def whole_directory(target: Path, *, force: bool = False) -> Iterator[Path]:
         yield folder
         _sync(folder)
         folder.chmod(0o755)
-        _put_in_place(folder, target)
+        with _undisturbed():
+            _put_in_place(folder, target)
     except (OSError, SafetensorError) as error:  # safetensors tells of a full disk in its own way
         reason = getattr(error, "strerror", None) or error
         raise OutputError(f"Could not write {target}: {reason}. Nothing was left behind.") from error
@@ -149,6 +152,23 @@ def check_writable(target: Path, *, force: bool = False) -> None:
     existing = next(p for p in (parent, *parent.parents) if p.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
         raise OutputError(f"No permission to write in {existing}; choose another --out.")
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Have Ctrl-C wait for the few milliseconds of a swap."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread is told of signals
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: came.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    if came:
+        signal.raise_signal(came[0])
 
 
 def _put_in_place(folder: Path, target: Path) -> None:

@@ -87,9 +87,11 @@ class Rounds:
         self.seen = {"absent": 0, "complete": 0, "left over": 0}
 
     def prune(self) -> int:
+        """Write over what is there."""
         return run(["prune", str(self.model), *self.common, "--flops", "0.5", "--out", str(self.out), "--force"])
 
     def sweep(self) -> int:
+        """Go on where the last one was killed."""
         points = ["--eval", str(self.rows), "--flops", "0.8,0.6,0.4", "--save"]
         return run(["sweep", str(self.model), *self.common, *points, "--out", str(self.folder / "sweep")])
 
@@ -106,6 +108,7 @@ class Rounds:
 
     @property
     def out(self) -> Path:
+        """Where prune and save write to."""
         return self.folder / "out"
 
     def whole(self, kind: str) -> float:
@@ -169,11 +172,13 @@ class Rounds:
             raise SystemExit(f"the sweep does not go on: {len(results)} of 3 points")
 
     def clear(self) -> None:
+        """Begin again with nothing there."""
         for name in ("out", "sweep"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
 
 
 def main() -> None:
+    """Kill, look, and tell how often what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=200, help="rounds of SIGKILL")
     parser.add_argument("--interrupts", type=int, default=12, help="rounds of Ctrl-C")

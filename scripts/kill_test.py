@@ -18,6 +18,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,19 +58,24 @@ def make_rows(path: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def forked(work: Callable[[], int]) -> int:
-    """The number of a process that does the work and ends with its exit code, in silence."""
+def forked(work: Callable[[], int], log: Path) -> int:
+    """The number of a process that does the work and ends with its exit code; what it says goes into a file."""
     sys.stdout.flush()
     child = os.fork()
     if child:
         return child
     code = 1
     try:
-        silence = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(silence, 1)
-        os.dup2(silence, 2)
+        file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
         code = work()
+    except KeyboardInterrupt:  # before the command had begun, or after its end
+        code = 130
+    except BaseException:
+        traceback.print_exc()
     finally:
+        sys.stderr.flush()
         os._exit(code)
 
 
@@ -78,7 +84,7 @@ class Rounds:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.folder, self.draw = folder, random.Random(seed)
-        self.model, self.rows = folder / "dense", folder / "rows.jsonl"
+        self.model, self.rows, self.log = folder / "dense", folder / "rows.jsonl", folder / "log.txt"
         make_model(self.model)
         make_rows(self.rows)
         self.common = ["--data", str(self.rows), "--task", "classification", "--device", "cpu", "--quiet"]
@@ -115,7 +121,7 @@ class Rounds:
         """How long the work takes when nobody disturbs it."""
         if kind not in self.lasting:
             start = time.perf_counter()
-            _, status = os.waitpid(forked(self.works[kind]), 0)
+            _, status = os.waitpid(forked(self.works[kind], self.log), 0)
             if os.waitstatus_to_exitcode(status) != 0:
                 raise SystemExit(f"{kind} fails even when it is left alone")
             self.lasting[kind] = time.perf_counter() - start
@@ -126,7 +132,7 @@ class Rounds:
     def kill(self, kind: str) -> None:
         """One round of SIGKILL."""
         moment = self.draw.uniform(0, self.whole(kind))
-        child = forked(self.works[kind])
+        child = forked(self.works[kind], self.log)
         time.sleep(moment)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
@@ -135,14 +141,14 @@ class Rounds:
     def interrupt(self, kind: str) -> None:
         """One round of Ctrl-C; nothing may be left over either."""
         moment = self.draw.uniform(0.1, 0.9) * self.whole(kind)
-        child = forked(self.works[kind])
+        child = forked(self.works[kind], self.log)
         time.sleep(moment)
         start = time.perf_counter()
         os.kill(child, signal.SIGINT)
         _, status = os.waitpid(child, 0)
         took, code = time.perf_counter() - start, os.waitstatus_to_exitcode(status)
         if code not in (130, 0) or took > PATIENCE:  # 0: it was done already
-            raise SystemExit(f"{kind}: Ctrl-C after {moment:.2f} s ended with {code} after {took:.1f} s")
+            raise SystemExit(f"{kind}: Ctrl-C after {moment:.2f} s ended with {code} after {took:.1f} s; {self.said()}")
         if hidden := self.left_over():
             raise SystemExit(f"{kind}: Ctrl-C after {moment:.2f} s left {hidden}")
         self.check(kind)
@@ -160,13 +166,17 @@ class Rounds:
                 if not (self.folder / "sweep" / row["model"]).is_dir():
                     raise SystemExit(f"the sweep tells of {row['model']}, which is not there")
 
+    def said(self) -> str:
+        """The last words of the process."""
+        return self.log.read_text()[-1500:]
+
     def left_over(self) -> list[str]:
         """Hidden folders that nobody could tidy up."""
         return [str(p) for p in self.folder.rglob(".*") if p.suffix in (".part", ".old")]
 
     def finish(self) -> None:
         """A sweep killed so often still comes to its end."""
-        _, status = os.waitpid(forked(self.sweep), 0)
+        _, status = os.waitpid(forked(self.sweep, self.log), 0)
         results = json.loads((self.folder / "sweep" / "results.json").read_text())
         if os.waitstatus_to_exitcode(status) != 0 or len(results) != 3:
             raise SystemExit(f"the sweep does not go on: {len(results)} of 3 points")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shearling.checkpoint.fields import MAX_SIZE, is_count, wrong_field
 from shearling.checkpoint.save import RECORD
 from shearling.errors import CheckpointError
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MAX_JSON = 256 * 2**20  # bytes; a record of a large model is a few megabytes
-MAX_SIZE = 2**24  # rows or columns of a projection
+MAX_LAYERS = 1024
+MAX_LABELS = 2**20
 
 
 def load(directory: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
@@ -39,8 +40,25 @@ def check_files(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     record = read_record(folder)
     config = read_json(folder / "config.json")
     check_edits(config.get("quantization_config"), folder)
+    _check_sizes({name: value for name, value in config.items() if name != "quantization_config"}, folder)
     check_index(folder)
     return record, config
+
+
+def _check_sizes(value: Any, folder: Path, name: str = "") -> None:
+    """No size in the configuration may keep transformers busy for ever before it sees that the weights do not fit."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _check_sizes(inner, folder, key)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_sizes(inner, folder, name)
+    elif isinstance(value, (int, float)):
+        most = MAX_LAYERS if "layer" in name else MAX_LABELS if name == "num_labels" else MAX_SIZE
+        if "layer" in name and isinstance(value, float):  # layer_norm_eps and the like
+            most = MAX_SIZE
+        if not abs(value) <= most:
+            raise CheckpointError(f"{folder}/config.json: '{name}' is {value:.6g}, more than {most}; it was changed.")
 
 
 def check_weights(model: PreTrainedModel, missing: set[str], record: dict[str, Any], folder: Path) -> None:
@@ -68,51 +86,12 @@ def read_record(folder: Path) -> dict[str, Any]:
     if not (folder / RECORD).is_file():
         raise CheckpointError(f"{folder} has no {RECORD}: it is not a model that shearling wrote, or not a whole one.")
     record = read_json(folder / RECORD)
-    for name, fits in _FIELDS.items():
-        if not fits(record.get(name)):
-            raise CheckpointError(f"{folder / RECORD}: '{name}' is not what shearling writes there; it was changed.")
+    wrong = wrong_field(record)
+    if wrong is not None:
+        raise CheckpointError(f"{folder / RECORD}: '{wrong}' is not what shearling writes there; it was changed.")
     if len(record["layers"]) != len(record["dense_layers"]):
         raise CheckpointError(f"{folder / RECORD}: 'layers' and 'dense_layers' differ in length; it was changed.")
     return record
-
-
-def _text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _texts(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_text, value))
-
-
-def _numbers(value: Any) -> bool:
-    return isinstance(value, dict) and all(type(v) in (int, float) for v in value.values())
-
-
-def _cost(value: Any) -> bool:
-    return _numbers(value) and {"dense", "pruned", "ratio"} <= value.keys()
-
-
-def _layers(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(v, dict) and all(map(_count, v.values())) for v in value)
-
-
-def _repairs(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(v, dict) and _text(v.get("sublayer")) and _text(v.get("note")) for v in value
-    )
-
-
-# What those who read a record rely on.
-_FIELDS: dict[str, Callable[[Any], bool]] = {
-    "method": _text,
-    "model_type": _text,
-    "constraint": _numbers,
-    **dict.fromkeys(("flops", "params", "flops_model", "params_model"), _cost),
-    **dict.fromkeys(("layers", "dense_layers"), _layers),
-    "seconds": _numbers,
-    "warnings": _texts,
-    "repairs": _repairs,
-}
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -121,6 +100,7 @@ def read_json(path: Path) -> dict[str, Any]:
         if path.stat().st_size > MAX_JSON:
             raise CheckpointError(f"{path} is larger than {MAX_JSON >> 20} MiB; it is no such file of ours.")
         value = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"Cannot read {path}: {error}") from None
     if not isinstance(value, dict):
@@ -150,7 +130,7 @@ def check_edits(config: Any, folder: Path) -> None:
         isinstance(edits["linear"], dict)
         and all(_size(s) for s in edits["linear"].values())
         and isinstance(edits["attributes"], dict)
-        and all(_count(v) for v in edits["attributes"].values())
+        and all(is_count(v) for v in edits["attributes"].values())
         and isinstance(edits["bias_only"], list)
         and all(isinstance(p, str) for p in edits["bias_only"])
         and isinstance(edits["hollow"], dict)
@@ -162,16 +142,12 @@ def check_edits(config: Any, folder: Path) -> None:
         raise CheckpointError(f"The edits in {folder}/config.json hold values that shearling never writes.")
 
 
-def _count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MAX_SIZE
-
-
 def _size(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(_count(v) for v in value)
+    return isinstance(value, list) and len(value) == 2 and all(is_count(v) for v in value)
 
 
 def _stub(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and _count(value[1])
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and is_count(value[1])
 
 
 def _pick(value: Any) -> bool:
@@ -180,7 +156,7 @@ def _pick(value: Any) -> bool:
         and value.keys() == {"argument", "heads", "made_by", "returned"}
         and isinstance(value["argument"], str)
         and isinstance(value["heads"], list)
-        and all(_count(head) for head in value["heads"])
+        and all(is_count(head) for head in value["heads"])
         and isinstance(value["made_by"], str)
         and (not value["made_by"] or value["made_by"].isidentifier())
         and type(value["returned"]) is int

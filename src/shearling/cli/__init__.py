@@ -13,7 +13,10 @@ from shearling.errors import InputError, ShearlingError
 def main() -> None:
     """Run the command line: 0 done, 2 wrong use or bad input, 130 interrupted, 1 anything else."""
     signal.signal(signal.SIGTERM, _leave)
-    sys.exit(run(sys.argv[1:]))
+    try:
+        sys.exit(run(sys.argv[1:]))
+    except KeyboardInterrupt:  # so early, or so late, that no command is at work
+        sys.exit(130)
 
 
 def _leave(number: int, frame: object) -> None:

@@ -1,0 +1,177 @@
+"""Files that anyone may have changed: whatever stands in them, only our own errors come out.
+
+`SHEARLING_FUZZ=2000 pytest tests/robustness/test_fuzz.py` tries that many changes of each file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import shearling
+from latency.tables import table_of
+from shearling.checkpoint.card import title
+from shearling.checkpoint.load import read_record
+from shearling.cli import run
+from shearling.cli.pictures import plain
+from shearling.latency.validate import check_fits
+from shearling.models.structure import structure_of
+from shearling.render import report_page
+from tiny import model_of
+
+CASES = int(os.environ.get("SHEARLING_FUZZ", "0"))
+NUMBERS = st.sampled_from([0, -1, 1, 3, 2**16, 2**31, 2**63, 10**400, 0.5, 1e308, float("nan"), float("inf")])
+LEAVES = st.one_of(st.none(), st.booleans(), NUMBERS, st.text(max_size=8), st.sampled_from(["../../x", "/etc", "\0"]))
+VALUES = st.recursive(
+    LEAVES, lambda v: st.one_of(st.lists(v, max_size=3), st.dictionaries(st.text(max_size=5), v, max_size=3))
+)
+
+
+def tries(few: int) -> Any:
+    """So many cases in the suite, as many as asked for in a run of its own."""
+    return settings(
+        max_examples=CASES or few,
+        deadline=None,
+        database=None,
+        derandomize=not CASES,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Every path in a JSON value."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [at, *(place for key, one in inner for place in places(one, (*at, key)))]
+
+
+@st.composite
+def changed(draw: st.DrawFn, original: Any) -> Any:
+    """The value with one to three places replaced, removed or added to."""
+    value = copy.deepcopy(original)
+    for _ in range(draw(st.integers(1, 3))):
+        spots = places(value)[1:]
+        if not spots:
+            break
+        *owners, last = draw(st.sampled_from(spots))
+        owner = value
+        for key in owners:
+            owner = owner[key]
+        action = draw(st.sampled_from(["replace", "replace", "remove", "add"]))
+        if action == "replace":
+            owner[last] = draw(VALUES)
+        elif action == "remove":
+            del owner[last]
+        elif isinstance(owner, dict):
+            owner[draw(st.text(max_size=5))] = draw(VALUES)
+        else:
+            owner.append(draw(VALUES))
+    return value
+
+
+@pytest.fixture(scope="module")
+def folder(pruned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of its own, to be changed."""
+    return Path(shutil.copytree(pruned, tmp_path_factory.mktemp("fuzz") / "pruned"))
+
+
+def survives(call: Callable[[], object]) -> None:
+    """It works, or says why not."""
+    with contextlib.suppress(shearling.InputError):
+        call()
+
+
+def test_the_record(folder: Path) -> None:
+    path = folder / "shearling.json"
+    original = path.read_text()
+
+    @tries(60)
+    @given(changed(json.loads(original)))
+    def one(record: Any) -> None:
+        path.write_text(json.dumps(record))
+
+        def use() -> None:
+            found = read_record(folder)
+            assert plain(found)
+            assert report_page(found, title=title(found), directory=str(folder))
+
+        survives(use)
+
+    one()
+    path.write_text(json.dumps(json.loads(original) | {"layers": 3}))
+    assert run(["show", str(folder)]) == 2
+    path.write_text(original)
+    assert run(["show", str(folder)]) == 0
+
+
+def test_the_configuration(folder: Path) -> None:
+    path = folder / "config.json"
+    original = path.read_text()
+
+    @tries(40)
+    @given(changed(json.loads(original)))
+    def one(config: Any) -> None:
+        path.write_text(json.dumps(config))
+        survives(lambda: shearling.load(folder))
+
+    one()
+    path.write_text(original)
+    shearling.load(folder)
+
+
+def test_the_table(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    structure = structure_of(model_of("bert"))
+    kept = [s.units // 2 for s in structure.sublayers]
+
+    @tries(60)
+    @given(changed(table_of(structure).to_json()))
+    def one(record: Any) -> None:
+        path.write_text(json.dumps(record))
+
+        def use() -> None:
+            table = shearling.load_table(path)
+            check_fits(table, structure)
+            assert table.predict(structure, kept) >= 0
+
+        survives(use)
+
+    one()
+
+
+@tries(40)
+@given(content=st.binary(max_size=40))
+def test_bytes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    (folder / "shearling.json").write_bytes(content)
+    survives(lambda: read_record(folder))
+    survives(lambda: shearling.load_table(folder / "shearling.json"))
+    (folder / "shearling.json").unlink()
+
+
+SIZES = {
+    "layers without end": {"num_hidden_layers": 2**31},
+    "classes without end": {"num_labels": 2**31},
+    "a vocabulary without end": {"vocab_size": 2**62},
+    "nested": {"text_config": {"n_layer": 10**9}},
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_that_would_take_for_ever(folder: Path, name: str) -> None:
+    path = folder / "config.json"
+    original = path.read_text()
+    path.write_text(json.dumps(json.loads(original) | SIZES[name]))
+    with pytest.raises(shearling.CheckpointError, match="more than"):
+        shearling.load(folder)
+    path.write_text(original)

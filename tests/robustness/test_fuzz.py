@@ -79,10 +79,10 @@ def changed(draw: st.DrawFn, original: Any) -> Any:
     return value
 
 
-@pytest.fixture(scope="module")
-def folder(pruned: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def folder(pruned: Path, tmp_path: Path) -> Path:
     """A checkpoint of its own, to be changed."""
-    return Path(shutil.copytree(pruned, tmp_path_factory.mktemp("fuzz") / "pruned"))
+    return Path(shutil.copytree(pruned, tmp_path / "pruned"))
 
 
 def survives(call: Callable[[], object]) -> None:

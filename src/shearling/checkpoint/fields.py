@@ -75,6 +75,9 @@ _LATENCY = _with(
     corrections=is_count,
 )
 OPTIONAL: dict[str, Callable[[Any], bool]] = {
+    "format": is_count,
+    "settings": lambda value: isinstance(value, dict),
+    "check": _number,
     "base": _text,
     "architecture": _text,
     "auto_class": _text,

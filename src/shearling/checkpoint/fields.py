@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_SIZE = 2**24  # rows or columns of a projection
+KINDS = {"flops", "params", "latency"}
 MAX_NUMBER = 1e30  # costs, seconds, scores; neither NaN nor infinity is below
 
 
@@ -15,7 +16,7 @@ def wrong_field(record: dict[str, Any]) -> str | None:
         if not fits(record.get(name)):
             return name
     for name, fits in OPTIONAL.items():
-        if record.get(name) is not None and not fits(record[name]):
+        if name in record and not fits(record[name]):
             return name
     return None
 
@@ -59,7 +60,8 @@ _LAYERS = _list_of(_object_of(is_count))
 WANTED: dict[str, Callable[[Any], bool]] = {
     "method": _text,
     "model_type": _text,
-    "constraint": _object_of(_number),
+    "constraint": lambda value: _object_of(_number)(value) and value.keys() <= KINDS,
+    "sample": _with({"examples": is_count, "mean_length": _number, "fingerprint": _text}),
     **dict.fromkeys(("flops", "params", "flops_model", "params_model"), _COST),
     **dict.fromkeys(("layers", "dense_layers"), _LAYERS),
     "seconds": _object_of(_number),
@@ -77,12 +79,12 @@ _LATENCY = _with(
 OPTIONAL: dict[str, Callable[[Any], bool]] = {
     "format": is_count,
     "settings": lambda value: isinstance(value, dict),
-    "check": _number,
-    "base": _text,
+    "check": _or_none(_number),
+    "base": _or_none(_text),
     "architecture": _text,
     "auto_class": _text,
+    "retrained": _with({}, **dict.fromkeys(("before", "after"), _or_none(_with({"metric": _text, "value": _number})))),
     "seed": lambda value: type(value) is int,
-    "sample": _with({"examples": is_count, "mean_length": _number, "fingerprint": _text}),
     "versions": _object_of(_text),
     "card": lambda value: isinstance(value, dict),
     "evaluations": _list_of(

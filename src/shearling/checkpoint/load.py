@@ -58,7 +58,7 @@ def _check_sizes(value: Any, folder: Path, name: str = "") -> None:
         if "layer" in name and isinstance(value, float):  # layer_norm_eps and the like
             most = MAX_SIZE
         if not abs(value) <= most:
-            raise CheckpointError(f"{folder}/config.json: '{name}' is {value:.6g}, more than {most}; it was changed.")
+            raise CheckpointError(f"{folder}/config.json: '{name}' is more than {most}; it was changed.")
 
 
 def check_weights(model: PreTrainedModel, missing: set[str], record: dict[str, Any], folder: Path) -> None:

@@ -42,6 +42,7 @@ except shearling.DataError as error:
     (folder / f"few.{rank}").write_text(str(error))
 plan = shearling.measure(model_of("bert").double(), batches_of(5, 3))
 plan.save(folder / "plan.safetensors")
+dist.barrier()
 dist.destroy_process_group()
 """
 

@@ -153,18 +153,10 @@ class _Taken:
         except DataError:
             if notes:
                 raise  # the labels were read; something else is wrong
-            unlabelled = {**vars(exam.encoder), "labels": "ignore"}
-            unlabelled.pop("memory", None)
-            encoder = _encoder(unlabelled)
+            encoder = exam.unlabelled_encoder()
             run(encoder.batches(encoder.tokenize(exam.rows), exam.batch_size), None)
             return cls(None, None, task.metric, notes, seen[0])
         return cls(result.value, result.em, result.metric or task.metric, notes, seen[0])
-
-
-def _encoder(fields: dict[str, Any]) -> Any:
-    from shearling.data.encoder import Encoder
-
-    return Encoder(**fields)
 
 
 def choices(outputs: Any, batch: dict[str, Tensor]) -> Tensor:

@@ -72,6 +72,7 @@ def joined() -> Iterator[None]:
         ) from None
     try:
         yield
+        dist.barrier()  # nobody hangs up while another is still on the line
     finally:
         dist.destroy_process_group()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -93,6 +93,11 @@ class Exam:
     encoder: Encoder
     rows: Rows
     batch_size: int = 64
+
+    def unlabelled_encoder(self) -> Encoder:
+        """An encoder of the same rows that does not ask for labels."""
+        plain = self.encoder.inner if isinstance(self.encoder, _Remembering) else self.encoder
+        return replace(plain, labels="ignore")
 
     def take(
         self,

@@ -72,7 +72,8 @@ def joined() -> Iterator[None]:
         ) from None
     try:
         yield
-        dist.barrier()  # nobody hangs up while another is still on the line
+        with _lost_ones_told():
+            dist.barrier()  # nobody hangs up while another is still on the line
     finally:
         dist.destroy_process_group()
 

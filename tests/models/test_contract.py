@@ -202,7 +202,9 @@ def test_prune_save_load(family: str, method: str, tmp_path: Path) -> None:
 
 NO_AUTO_CLASS = {"siglip_text_model"}  # transformers itself loads it by its own class alone
 REMOTE = """
-import json, sys, torch, transformers
+import sys
+sys.path.insert(0, sys.argv[2])  # the transformers of the parent, which may have been laid over the environment
+import json, torch, transformers
 transformers.logging.set_verbosity_error()
 sys.modules["shearling"] = None  # were it there, it could not be imported
 lines = [json.loads(line) for line in open(sys.argv[1])]
@@ -251,14 +253,18 @@ def test_every_family_loads_without_shearling(tmp_path: Path) -> None:
         lines.append(json.dumps([str(folder), auto]))
     (tmp_path / "list").write_text("\n".join(lines))
     environment = {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules"), "PATH": "/usr/bin:/bin"}
-    subprocess.run([sys.executable, "-I", "-c", REMOTE, str(tmp_path / "list")], check=True, env=environment)
+    packages = str(Path(transformers.__file__).parents[1])
+    command = [sys.executable, "-I", "-c", REMOTE, str(tmp_path / "list"), packages]
+    subprocess.run(command, check=True, env=environment)
     refused = (tmp_path / "list.refused").read_text()
     assert "mismatch" in refused.lower() or "Unknown quantization" in refused
     for family, outputs in expected.items():
         loaded = torch.load(tmp_path / family / "outputs.pt")
-        assert loaded, family
-        for name, value in loaded.items():
-            assert same(value, outputs[name], 1e-6), f"{family}: {name}"
+        # `AutoModel` may give a class with another head (CLIP's text tower, before 5.22); the hidden states remain.
+        shared = [name for name in loaded if name in outputs]
+        assert "last_hidden_state" in shared or len(shared) == len(loaded) > 0, family
+        for name in shared:
+            assert same(loaded[name], outputs[name], 1e-6), f"{family}: {name}"
 
 
 @pytest.mark.parametrize("family", DECODERS)

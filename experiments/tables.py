@@ -50,10 +50,14 @@ def speed() -> str:
     for path in sorted(BENCHMARKS.glob("speed-*.json")):
         run = read(path)
         for method, r in run["methods"].items():
-            stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in r["stages"].items())
+            gpu = run["machine"]["device"].startswith("NVIDIA")  # a CPU's seconds say little; shares and ratios hold
+            total = f"{r['seconds']:.2f}" if gpu else "-"
+            shown = "{:.2f}" if gpu else "{:.0%}"
+            parts = {name: s if gpu else s / r["seconds"] for name, s in r["stages"].items()}
+            stages = ", ".join(f"{name} {shown.format(part)}" for name, part in parts.items())
             shape = f"{run['shapes']}, {run['examples']:,} examples, {run['tokens']:,} tokens"
             share = f"{r['over_plain']:.2f}", f"{r['floor_share']:.0%}"
-            lines.append([shape, run["machine"]["device"], f"`{method}`", f"{r['seconds']:.2f}", *share, stages])
+            lines.append([shape, run["machine"]["device"], f"`{method}`", total, *share, stages])
     return markdown(["sample", "device", "method", "seconds", "over forward+backward", "floor", "stages"], lines)
 
 

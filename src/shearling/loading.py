@@ -14,6 +14,7 @@ from shearling.checkpoint.load import check_files, check_index, check_weights
 from shearling.checkpoint.save import RECORD
 from shearling.checkpoint.sentence import transformer_in
 from shearling.errors import ModelError, ShearlingError
+from shearling.quiet import quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -132,23 +133,15 @@ def _class_of(config: Any, name: str) -> Any:
 @contextmanager
 def _told(what: str, *, local: bool) -> Iterator[None]:
     """Turn what transformers raises into one message; an id that cannot be fetched gets a word on the network."""
-    from transformers.utils import logging as noisy
-
-    level, bars = noisy.get_verbosity(), noisy.is_progress_bar_enabled()
-    noisy.set_verbosity_error()
-    noisy.disable_progress_bar()
     try:
-        yield
+        with quiet_transformers():
+            yield
     except (ShearlingError, KeyboardInterrupt):
         raise
     except Exception as error:
         reason = re.sub(r"\s+", " ", str(error)).strip()[:300] or type(error).__name__
         hint = "" if local else " It is no directory here; a Hub id needs the network (or a filled cache)."
         raise ModelError(f"{what}.{hint} {reason}") from error
-    finally:
-        noisy.set_verbosity(level)
-        if bars:
-            noisy.enable_progress_bar()
 
 
 def _some(names: list[str]) -> str:

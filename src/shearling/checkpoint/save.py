@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from shearling.checkpoint.sentence import MODULES, modules_with_transformer_on_top, transformer_in
 from shearling.distributed import on_first
 from shearling.errors import OutputError
+from shearling.quiet import quiet_transformers
 
 if TYPE_CHECKING:
     from shearling.pipeline import Pruned
@@ -52,7 +53,7 @@ def write_checkpoint(pruned: Pruned, folder: Path, source: Any) -> None:
 
     model = pruned.model
     model.config.auto_map = _auto_map(model)
-    with _no_bar():
+    with quiet_transformers(notes=True):
         model.save_pretrained(folder)
     shutil.copyfile(_modeling_file(), folder / MODELING)
     if isinstance(source, (str, os.PathLike)):
@@ -79,20 +80,6 @@ def _base(source: Any, name: str | None, folder: Path) -> str | None:
         way = os.path.relpath(local.resolve(), folder.resolve())
         return way if way.startswith(".") else f"./{way}"
     return name
-
-
-@contextmanager
-def _no_bar() -> Iterator[None]:
-    """Keep transformers from drawing a progress bar of its own beside ours."""
-    from transformers.utils import logging as noisy
-
-    bars = noisy.is_progress_bar_enabled()
-    noisy.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if bars:
-            noisy.enable_progress_bar()
 
 
 def copy_companions(source: Path, folder: Path) -> None:
@@ -148,6 +135,11 @@ def check_writable(target: Path, *, force: bool = False) -> None:
         raise OutputError(f"{target} exists and is a file; choose another --out.")
     if target.is_dir() and any(target.iterdir()) and not force:
         raise OutputError(f"{target} exists and is not empty; choose another --out, or replace it with --force.")
+    check_permission(target)
+
+
+def check_permission(target: Path) -> None:
+    """Whether something may be made at this place."""
     parent = target.resolve().parent
     existing = next(p for p in (parent, *parent.parents) if p.exists())
     if not os.access(existing, os.W_OK | os.X_OK):

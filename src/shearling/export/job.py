@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shearling.checkpoint.record import base_of
+from shearling.checkpoint.save import check_permission
 from shearling.errors import InputError, ModelError, OutputError
 from shearling.export import exported, onnx
 from shearling.export.check import Difference, Runner, check
@@ -177,10 +177,7 @@ def check_file(out: Path, *, force: bool) -> None:
         raise OutputError(f"{out} is a directory; name a file, such as {out / 'model.onnx'}.")
     if out.exists() and not force:
         raise OutputError(f"{out} exists; choose another --out, or replace it with --force.")
-    parent = out.resolve().parent
-    existing = next(p for p in (parent, *parent.parents) if p.exists())
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise OutputError(f"No permission to write in {existing}; choose another --out.")
+    check_permission(out)
 
 
 @contextmanager

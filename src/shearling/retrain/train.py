@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from shearling.errors import InputError
 from shearling.loading import device_of
+from shearling.quiet import quiet_transformers
 from shearling.stages import Watcher
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def retrain(
     trainer = _trainer(model, encoder, examples, recipe, work, teacher, device, watcher)
     last = None if work is None else _last_checkpoint(work)
     began = time.perf_counter()
-    with _quiet():
+    with quiet_transformers():
         result = trainer.train(resume_from_checkpoint=None if last is None else str(last))
     model.eval()
     return Trained(
@@ -204,22 +204,6 @@ def _last_checkpoint(work: Path) -> Path | None:
     """The newest checkpoint that was written to its end."""
     found = [p for p in work.glob("checkpoint-*") if all((p / name).is_file() for name in WHOLE)]
     return max(found, key=lambda p: int(p.name.split("-")[-1]), default=None)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the bars and notes of transformers away from ours."""
-    from transformers.utils import logging as noisy
-
-    level, bars = noisy.get_verbosity(), noisy.is_progress_bar_enabled()
-    noisy.set_verbosity_error()
-    noisy.disable_progress_bar()
-    try:
-        yield
-    finally:
-        noisy.set_verbosity(level)
-        if bars:
-            noisy.enable_progress_bar()
 
 
 def plain_device(name: str) -> torch.device:

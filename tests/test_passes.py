@@ -7,7 +7,21 @@ import torch
 from torch import Tensor, nn
 
 from shearling.models.structure import structure_of
-from shearling.passes import differentiable, fast_matmul, flat, frozen, masked, run, split_call, watched, with_halving
+from shearling.passes import (
+    EXACT_ROWS,
+    add_product_,
+    differentiable,
+    fast_matmul,
+    flat,
+    frozen,
+    half_precision,
+    masked,
+    run,
+    split_call,
+    split_product,
+    watched,
+    with_halving,
+)
 from shearling.sample import Sample, sample_of
 from tiny import batches_of, inputs_of, model_of
 
@@ -35,9 +49,36 @@ def test_frozen_puts_everything_back_even_after_an_error() -> None:
 
 def test_fast_matmul_puts_the_precision_back() -> None:
     before = torch.get_float32_matmul_precision()
-    with pytest.raises(ZeroDivisionError), fast_matmul():
+    with pytest.raises(ZeroDivisionError), fast_matmul("tf32"):
         raise ZeroDivisionError
     assert torch.get_float32_matmul_precision() == before
+
+
+@pytest.mark.parametrize("rows", [7, EXACT_ROWS, 2 * EXACT_ROWS + 5])
+@pytest.mark.parametrize("columns", [16, 13])
+def test_products_of_bfloat16_parts_are_nearly_those_of_float32(rows: int, columns: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+    a, b = (torch.randn(rows, n, generator=generator) for n in (columns, 5))
+    for left, right in ((a, b), (a, a), (a.bfloat16(), b)):
+        found = split_product(left, right)[: left.shape[1], : right.shape[1]]
+        exact = left.double().T @ right.double()
+        size = left.double().abs().T @ right.double().abs()
+        assert ((found - exact).abs() / size).max() < 2**-15
+    half = a.bfloat16().float()  # what plain bfloat16 would lose is far more
+    assert ((half.T @ half - a.T @ a).abs() / (a.abs().T @ a.abs())).max() > 2**-15
+
+
+def test_sums_keep_the_precision_of_the_total() -> None:
+    a = torch.randn(50, 3)
+    total = torch.zeros(3, 3, dtype=torch.float64)
+    add_product_(total, a, a)
+    torch.testing.assert_close(total, a.double().T @ a.double(), rtol=1e-12, atol=1e-12)
+
+
+def test_half_precision_is_for_float32_on_a_gpu() -> None:
+    layer = nn.Linear(3, 3)
+    with half_precision(layer, "bfloat16"):
+        assert layer(torch.ones(1, 3)).dtype == torch.float32
 
 
 def test_masks_multiply_the_units_columns() -> None:
@@ -115,7 +156,8 @@ def test_flat_takes_the_real_tokens() -> None:
     h = torch.arange(12.0).view(2, 3, 2)
     real = torch.tensor([[True, True, False], [True, False, False]])
     assert flat(h, real.flatten().nonzero().flatten()).tolist() == [[0, 1], [2, 3], [6, 7]]
-    assert flat(h, None).shape == (6, 2)
+    assert flat(h, slice(None)).shape == (6, 2)
+    assert flat(h, slice(2)).data_ptr() == h.data_ptr()
 
 
 def test_a_layers_call_is_split_either_way() -> None:

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shearling.errors import DataError
+from shearling.models.structure import structure_of
 from shearling.sample import HELD_OUT, Sample, sample_of, uniform
-from tiny import batches_of
+from tiny import batches_of, model_of
 
 
 def ids(sample: Sample) -> list[list[int]]:
@@ -130,6 +131,31 @@ def test_one_example_in_eight_is_held_out() -> None:
     sample = sample_of(batches_of(4, 6))
     held = [int(i) for b in sample for i in b.indices[b.held_out()]]
     assert held == [i for i in range(24) if i % HELD_OUT == HELD_OUT - 1]
+
+
+def test_held_out_examples_can_come_last() -> None:
+    batch = sample_of(batches_of(1, 20)).batches[0]
+    sorted_ = batch.held_out_last()
+    assert sorted_.indices.tolist() == [i for i in range(20) if i not in (7, 15)] + [7, 15]
+    assert torch.equal(sorted_.inputs["input_ids"], batch.inputs["input_ids"][sorted_.indices])
+    assert torch.equal(sorted_.labels["labels"], batch.labels["labels"][sorted_.indices])
+
+
+@pytest.mark.parametrize("padded", [True, False])
+@pytest.mark.parametrize("last", [True, False])
+def test_rows_are_the_real_tokens_of_a_share(padded: bool, last: bool) -> None:
+    stack = structure_of(model_of("bert")).stacks[0]
+    batch = sample_of(batches_of(1, 9)).batches[0]
+    if not padded:
+        batch.inputs["attention_mask"].fill_(1)
+    batch = batch.held_out_last() if last else batch
+    mask = batch.inputs["attention_mask"].bool()
+    wanted = {"all": mask, "fit": mask & ~batch.held_out()[:, None], "held out": mask & batch.held_out()[:, None]}
+    numbers = torch.arange(mask.numel())
+    for share, real in wanted.items():
+        rows = stack.rows(batch, mask.shape, share)
+        assert numbers[rows].tolist() == numbers[real.flatten()].tolist()
+        assert isinstance(rows, slice) == (not padded and (last or share == "all"))
 
 
 def test_uniform_numbers_depend_on_seed_and_index_alone() -> None:

@@ -40,12 +40,12 @@ class Moments:
 
     def add(self, h: Tensor, y: Tensor) -> None:
         """Take in some tokens: h [t, n], y [t, D]."""
-        h, y = h.to(self.gram.dtype), y.to(self.gram.dtype)
+        dtype = self.gram.dtype
         add_product_(self.gram, h, h)
         add_product_(self.cross, h, y)
-        self.h_sum += h.sum(0)
-        self.y_sum += y.sum(0)
-        self.y_squared += y.square().sum()
+        self.h_sum += h.sum(0, dtype=dtype)
+        self.y_sum += y.sum(0, dtype=dtype)
+        self.y_squared += y.to(dtype).square().sum()
         self.count += len(h)
 
     def __add__(self, other: Moments) -> Moments:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shearling.models.structure import Structure
@@ -16,10 +17,13 @@ from shearling.sample import Batch, Sample
 
 logger = logging.getLogger("shearling")
 T = TypeVar("T")
-EXACT_ROWS = 4096
+EXACT_ROWS = 4096  # that tensor cores add up with little loss
+SPLIT_ROWS = 8 * EXACT_ROWS  # that are split at once
+ALIGNED = 8  # columns
 MAX_TOKENS = {"cpu": 4096, "cuda": 24576}  # per batch, forward and backward
-MAX_TOKENS_FORWARD = {"cpu": 4096, "cuda": 98304}
+MAX_TOKENS_FORWARD = {"cpu": 4096, "cuda": 49152}
 Progress = Callable[[int, int], None]  # (done, total)
+Precision = Literal["float32", "tf32", "bfloat16"]  # of the products in passes over the sample, on a GPU
 
 
 def silent(done: int, total: int) -> None:
@@ -49,43 +53,78 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def fast_matmul() -> Iterator[None]:
-    """TF32 for the model's own float32 products on GPUs that have it; docs/performance.md has what it changes."""
+def fast_matmul(precision: Precision) -> Iterator[None]:
+    """TF32 for float32 products on GPUs that have it, unless float32 is asked for."""
     before = torch.get_float32_matmul_precision()
     try:
-        torch.set_float32_matmul_precision("high")
+        torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
         yield
     finally:
         torch.set_float32_matmul_precision(before)
 
 
+@contextmanager
+def half_precision(module: nn.Module, precision: Precision) -> Iterator[None]:
+    """bfloat16, if asked for, for the products inside a float32 module on a GPU; norms and residuals stay float32."""
+    parameter = next(module.parameters())
+    suits = parameter.device.type == "cuda" and parameter.dtype == torch.float32 and torch.cuda.is_bf16_supported()
+    with torch.autocast(parameter.device.type, torch.bfloat16, enabled=suits and precision == "bfloat16"):
+        yield
+
+
 def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a^T b with the precision of float32, which TF32 alone lacks: Gram matrices would turn indefinite.
+    """total += a^T b in the precision of `total`, or nearly so and at the speed of bfloat16 on a GPU.
 
-    On a GPU, a float32 is split into a part that TF32 holds exactly and the rest; three fast products of the parts
-    (two, if a is b) leave out only rest times rest.
+    There, a float32 is split into two bfloat16, high + low, and only low times low is left out. That keeps 16 bits of
+    mantissa, where TF32 has 10 and leaves Gram matrices indefinite. What is bfloat16 already has no low part.
     """
-    if a.device.type != "cuda" or a.dtype != torch.float32:
-        total.addmm_(a.T, b)
+    exact = torch.get_float32_matmul_precision() == "highest"
+    if exact or a.device.type != "cuda" or total.dtype != torch.float32:
+        total.addmm_(a.to(total.dtype).T, b.to(total.dtype))
         return
-    if len(a) > EXACT_ROWS:  # tensor cores cut off what they add up; short sums lose little, long ones drift
-        for start in range(0, len(a), EXACT_ROWS):
-            part = a[start : start + EXACT_ROWS]
-            add_product_(total, part, part if b is a else b[start : start + EXACT_ROWS])
-        return
+    for start in range(0, len(a), SPLIT_ROWS):
+        part = a[start : start + SPLIT_ROWS]
+        product = split_product(part, part if b is a else b[start : start + SPLIT_ROWS])
+        total += product[: total.shape[0], : total.shape[1]]
+
+
+def split_product(a: Tensor, b: Tensor) -> Tensor:
+    """a^T b from bfloat16 parts, in float32."""
     a_high, a_low = _split(a)
-    if b is a:
-        mixed = a_high.T @ a_low
-        total.addmm_(a_high.T, a_high).add_(mixed).add_(mixed.T)
-    else:
-        b_high, b_low = _split(b)
-        total.addmm_(a_high.T, b_high).addmm_(a_high.T, b_low).addmm_(a_low.T, b_high)
+    b_high, b_low = (a_high, a_low) if b is a else _split(b)
+    product = _product(a_high, b_high)
+    if b_low is not None:
+        mixed = _product(a_high, b_low)
+        product += mixed
+        if b is a:
+            product += mixed.T
+    if a_low is not None and b is not a:
+        product += _product(a_low, b_high)
+    return product
 
 
-def _split(a: Tensor) -> tuple[Tensor, Tensor]:
-    """a = high + low, high with the 10 bits of mantissa that TF32 has."""
-    high = (a.contiguous().view(torch.int32) & ~0x1FFF).view(torch.float32)
-    return high, a - high
+def _split(a: Tensor) -> tuple[Tensor, Tensor | None]:
+    """a = high + low in bfloat16, with columns of zeros up to the next number that tensor cores are fast at."""
+    if a.shape[1] % ALIGNED:
+        a = F.pad(a, (0, -a.shape[1] % ALIGNED))
+    high = a.bfloat16()
+    return high, None if a.dtype == torch.bfloat16 else (a - high).bfloat16()
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a^T b in float32: short sums side by side, for tensor cores cut off what they add up, and long sums drift."""
+    whole = len(a) // EXACT_ROWS * EXACT_ROWS
+    parts = [_products(*(m[:whole].unflatten(0, (-1, EXACT_ROWS)) for m in (a, b))).sum(0)] if whole else []
+    if whole < len(a) or not parts:
+        parts.append(_products(a[None, whole:], b[None, whole:])[0])
+    return sum(parts[1:], parts[0])
+
+
+def _products(a: Tensor, b: Tensor) -> Tensor:
+    """a^T b of every chunk [., rows, columns]."""
+    if a.device.type == "cuda" and "dtype" in torch.ops.aten.bmm.overloads():  # from torch 2.8 on
+        return torch.bmm(a.mT, b, out_dtype=torch.float32)
+    return torch.bmm(a.mT.float(), b.float())  # TF32 holds a bfloat16 exactly, too
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -93,9 +132,10 @@ def device_of(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
 
 
-def run(model: nn.Module, batch: Batch) -> Any:
+def run(model: nn.Module, batch: Batch, precision: Precision = "float32") -> Any:
     """One forward pass; labels are never handed to the model."""
-    return model(**batch.inputs, return_dict=True)
+    with half_precision(model, precision):
+        return model(**batch.inputs, return_dict=True)
 
 
 def bounded(sample: Sample, device: torch.device, *, backward: bool = True) -> Sample:
@@ -204,9 +244,9 @@ def by_example(values: Tensor, examples: int) -> Tensor:
     return values.unflatten(0, (examples, -1)) if values.dim() == 2 else values
 
 
-def flat(h: Tensor, rows: Tensor | None) -> Tensor:
-    """[B, S, n] -> [tokens, n]: the rows of [B x S] given, or all of them."""
+def flat(h: Tensor, rows: Tensor | slice) -> Tensor:
+    """[B, S, n] -> [tokens, n]: some rows of [B x S]. A slice of them is not copied."""
     h = h.detach()
     if h.dim() > 2:
         h = h.flatten(0, 1)
-    return h if rows is None else h.index_select(0, rows.to(h.device))
+    return h[rows] if isinstance(rows, slice) else h.index_select(0, rows.to(h.device))

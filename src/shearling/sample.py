@@ -58,6 +58,18 @@ class Batch:
         """[B] bool: the examples that judge a fit instead of making it."""
         return self.indices % HELD_OUT == HELD_OUT - 1
 
+    def held_out_last(self) -> Batch:
+        """The same examples, those held out at the end: either kind can then be had without a copy."""
+        return self.pick(self.held_out().int().argsort(stable=True))
+
+    def pick(self, examples: Tensor) -> Batch:
+        """The examples at these places."""
+
+        def taken(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+            return {k: v[examples] for k, v in tensors.items()}
+
+        return Batch(taken(self.inputs), taken(self.labels), self.indices[examples])
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -136,8 +148,7 @@ class Sample:
         for batch in self.batches:
             mine = (batch.indices % world == rank).nonzero().flatten()
             if len(mine):
-                pick = {k: v[mine] for k, v in batch.inputs.items()}
-                parts.append(Batch(pick, {k: v[mine] for k, v in batch.labels.items()}, batch.indices[mine]))
+                parts.append(batch.pick(mine))
         return Sample(tuple(parts))
 
 

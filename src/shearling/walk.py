@@ -7,14 +7,15 @@ places of a sublayer:
     into the units       the student's input z_S against the teacher's z_T
     out of the units     the student's h_S against y = o_T + x_T - x_S      (o: output, x: residual input; Eq. 12)
 
-To get there both models run the layer up to that point and stop, so no layer's inner activations are ever kept.
+To get there both models run the layer up to that point and stop. Of what happens inside a layer only the output of its
+attention is kept, so that it need not run again for the sublayers that follow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -23,7 +24,19 @@ from torch import Tensor, nn
 from shearling.models.structure import Share, Stack, Structure
 from shearling.models.sublayer import Sublayer
 from shearling.moments import Moments
-from shearling.passes import Progress, by_example, device_of, fast_matmul, flat, frozen, run, silent, split_call
+from shearling.passes import (
+    Precision,
+    Progress,
+    by_example,
+    device_of,
+    fast_matmul,
+    flat,
+    frozen,
+    half_precision,
+    run,
+    silent,
+    split_call,
+)
 from shearling.sample import Batch, Sample
 
 Repair = Callable[[Sublayer, Moments, Moments], bool]  # (student's sublayer, fit, held out) -> go on?
@@ -85,11 +98,11 @@ class _Shelf:
 
 
 def _no_room(batches: Sequence[Batch], hidden: Tensor) -> bool:
-    """Whether two lanes of hidden states would fill more than half of what the GPU has free."""
+    """Whether two lanes of hidden states, and as much inside a layer, would fill more than half of what is free."""
     if hidden.device.type != "cuda":
         return False
     rows = sum(len(batch) for batch in batches) / hidden.shape[0]
-    return 2 * rows * hidden.numel() * hidden.element_size() > torch.cuda.mem_get_info(hidden.device)[0] / 2
+    return 4 * rows * hidden.numel() * hidden.element_size() > torch.cuda.mem_get_info(hidden.device)[0] / 2
 
 
 @dataclass
@@ -98,6 +111,8 @@ class _Lane:
 
     hidden: _Shelf
     calls: list[list[_Call]]  # [batch][layer]; a single entry serves all layers
+    precision: Precision
+    finished: dict[tuple[int, int], Any] = field(default_factory=dict)  # [part, batch]: what the part's core gave
 
     def call(self, batch: int, layer: int) -> _Call:
         calls = self.calls[batch]
@@ -122,6 +137,7 @@ def walk(
     repair: Repair,
     *,
     realign: Repair | None = None,
+    precision: Precision = "float32",
     progress: Progress = silent,
 ) -> None:
     """Repair every sublayer of the student, bottom-up: first into its units, if asked for, then out of them.
@@ -130,12 +146,15 @@ def walk(
     """
     total = len(teacher.sublayers)
     done = 0
-    with frozen(teacher.model), frozen(student.model), torch.inference_mode(), fast_matmul():
-        batches = [batch.to(device_of(teacher.model)) for batch in sample]
+    with frozen(teacher.model), frozen(student.model), torch.inference_mode(), fast_matmul(precision):
+        batches = [batch.held_out_last().to(device_of(teacher.model)) for batch in sample]
         for number, (above, below) in enumerate(zip(teacher.stacks, student.stacks, strict=True)):
-            lane_t = _enter(teacher.model, above, batches)
+            lane_t = _enter(teacher.model, above, batches, precision)
             # The first stack's inputs are embeddings, which pruning leaves alone; a decoder sees the pruned encoder.
-            lane_s = _Lane(lane_t.hidden.copy(), lane_t.calls) if number == 0 else _enter(student.model, below, batches)
+            if number == 0:
+                lane_s = _Lane(lane_t.hidden.copy(), lane_t.calls, precision)
+            else:
+                lane_s = _enter(student.model, below, batches, precision)
             for depth, sublayers in enumerate(below.sublayers):
                 for part, sublayer in enumerate(sublayers):
                     kind = _SharedPair if below.repeats > 1 else _Pair
@@ -145,10 +164,12 @@ def walk(
                     last = part == len(sublayers) - 1
                     if not repair(sublayer, *pair.out_of_units(advance_teacher=last)):
                         return
+                    if below.repeats == 1:
+                        pair.advance_student(to="end" if last else "out")
                     done += 1
                     progress(done, total)
-                for batch in range(len(batches)) if below.repeats == 1 else ():
-                    lane_s.hidden[batch] = _probe(below, depth, 0, lane_s, batch, "end").hidden  # type: ignore[assignment]
+                for lane in (lane_t, lane_s):
+                    lane.finished.clear()
 
 
 @dataclass
@@ -180,6 +201,14 @@ class _Pair:
                     self._advance(batch, above)
 
         return self._moments(sublayer.units * sublayer.width, sublayer.weight.shape[0], pairs)
+
+    def advance_student(self, *, to: Point) -> None:
+        """Past the repaired sublayer, or to the next layer."""
+        for batch in range(len(self.batches)):
+            if to == "end" or (self.part, batch) not in self.lane_s.finished:
+                hidden = _probe(self.below, self.depth, self.part, self.lane_s, batch, to).hidden
+                if to == "end":
+                    self.lane_s.hidden[batch] = hidden  # type: ignore[assignment]
 
     @property
     def _sublayer(self) -> Sublayer:
@@ -224,7 +253,7 @@ class _SharedPair(_Pair):
         count = len(self.above.layers)
         for run_number in range(count * self.above.repeats):
             depth = run_number % count
-            lane = _Lane(_Shelf([hidden]), [[self.lane_t.call(batch, run_number)]])
+            lane = _Lane(_Shelf([hidden]), [[self.lane_t.call(batch, run_number)]], self.lane_t.precision)
             above = _probe(self.above, depth, self.part, lane, 0, "end")
             if depth == self.depth:
                 yield above, _probe(self.below, depth, self.part, lane, 0, student)
@@ -235,8 +264,9 @@ class _SharedPair(_Pair):
 
 
 def _probe(stack: Stack, depth: int, part: int, lane: _Lane, batch: int, upto: Point) -> _Seen:
-    """Run one layer for one batch up to a point, and tell what passed by."""
-    sublayer = stack.sublayers[depth][part]
+    """Run one layer for one batch up to a point, and tell what passed by. What is finished is not run again."""
+    sublayers = stack.sublayers[depth]
+    sublayer = sublayers[part]
     scale = sublayer.scale
     seen = _Seen()
     entering = lane.hidden[batch]
@@ -258,27 +288,57 @@ def _probe(stack: Stack, depth: int, part: int, lane: _Lane, batch: int, upto: P
 
     def on_o(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         seen.o = by_example(output, examples)
-        if upto == "out":
+        if upto == "out" and not sublayer.out_in_core:
+            raise _Stop
+
+    def on_core(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if part < len(sublayers) - 1 and _is_one_tensor(output) and not lane.hidden.spilled:
+            lane.finished[part, batch] = output
+        if upto == "out" and sublayer.out_in_core:
             raise _Stop
 
     with ExitStack() as hooks:
+        for number in range(part):
+            if (number, batch) in lane.finished:
+                hooks.enter_context(_giving(sublayers[number].core, lane.finished[number, batch]))
         hooks.callback(sublayer.residual.register_forward_pre_hook(on_residual, with_kwargs=True).remove)
         if sublayer.inputs:
             hooks.callback(sublayer.inputs[0].module.register_forward_pre_hook(on_z).remove)
         hooks.callback(sublayer.out.register_forward_pre_hook(on_h).remove)
         hooks.callback(sublayer.out.register_forward_hook(on_o).remove)
+        hooks.callback(sublayer.core.register_forward_hook(on_core).remove)
+        hooks.enter_context(half_precision(stack.layers[depth], lane.precision))
         call = lane.call(batch, depth)
         out = _until_stopped(stack.layers[depth], entering, *call.args, **call.kwargs)
     seen.hidden = out[0] if isinstance(out, tuple) else out
     return seen
 
 
-def _enter(model: nn.Module, stack: Stack, batches: Sequence[Batch]) -> _Lane:
+def _is_one_tensor(output: Any) -> bool:
+    """Attention weights, or position biases that are handed on, would be too much to keep."""
+    values = output if isinstance(output, tuple) else (output,)
+    return isinstance(values[0], Tensor) and not any(isinstance(value, Tensor) for value in values[1:])
+
+
+@contextmanager
+def _giving(module: nn.Module, output: Any) -> Iterator[None]:
+    """The module gives what it gave before, whatever it is called with."""
+    before = vars(module).get("forward")  # where somebody put one over that of the class
+    module.forward = lambda *args, **kwargs: output
+    try:
+        yield
+    finally:
+        del module.forward
+        if before is not None:
+            module.forward = before
+
+
+def _enter(model: nn.Module, stack: Stack, batches: Sequence[Batch], precision: Precision) -> _Lane:
     """Record what reaches the layers. Once a full pass shows that all are called alike, one call per batch will do."""
-    lane = _Lane(_Shelf(), [])
+    lane = _Lane(_Shelf(), [], precision)
     alike = False
     for batch in batches:
-        hidden, calls = _record(model, stack, batch, first_only=alike)
+        hidden, calls = _record(model, stack, batch, precision, first_only=alike)
         if not alike and all(call.same_as(calls[0]) for call in calls):
             alike = True
             calls = calls[:1]
@@ -289,7 +349,9 @@ def _enter(model: nn.Module, stack: Stack, batches: Sequence[Batch]) -> _Lane:
     return lane
 
 
-def _record(model: nn.Module, stack: Stack, batch: Batch, *, first_only: bool) -> tuple[Tensor, list[_Call]]:
+def _record(
+    model: nn.Module, stack: Stack, batch: Batch, precision: Precision, *, first_only: bool
+) -> tuple[Tensor, list[_Call]]:
     """The hidden states that enter the stack, and the call of each layer (or of the first, and no further)."""
     entering: list[Tensor] = []
     calls: list[_Call] = []
@@ -305,7 +367,7 @@ def _record(model: nn.Module, stack: Stack, batch: Batch, *, first_only: bool) -
     with ExitStack() as hooks:
         for layer in dict.fromkeys(stack.layers):
             hooks.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        _until_stopped(run, model, batch)
+        _until_stopped(run, model, batch, precision)
     return entering[0], calls
 
 

@@ -25,7 +25,7 @@ from shearling.paper.fisher import mask_gradients
 from shearling.passes import frozen, masked
 from shearling.sample import sample_of
 from shearling.surgeon.measure import measure
-from shearling.walk import _enter, _Lane, _probe
+from shearling.walk import _enter, _Lane, _probe, _Shelf
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
 ALL = tuple(range(16))
@@ -161,11 +161,11 @@ def test_what_repairs_aim_at_is_the_teacher(family: str) -> None:
     structure = structure_of(model)
     with frozen(model), torch.inference_mode():
         for stack in structure.stacks:
-            teacher = _enter(model, stack, [batch])
+            teacher = _enter(model, stack, [batch], "float32")
             for depth in range(len(stack.layers)):
                 damaged = teacher.hidden[0] + 0.1 * torch.randn_like(teacher.hidden[0])
-                student = _Lane([damaged], teacher.calls)
                 for part, sublayer in enumerate(stack.sublayers[depth]):
+                    student = _Lane(_Shelf([damaged]), teacher.calls, "float32")
                     above, below = (_probe(stack, depth, part, lane, 0, "end") for lane in (teacher, student))
                     assert not same(below.hidden, above.hidden, 1e-3)
                     assert same(sublayer.weight @ above.h.mT, above.o.mT - _column(sublayer.bias), 1e-4)

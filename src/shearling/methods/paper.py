@@ -20,7 +20,7 @@ from shearling.paper.fisher import block, mask_gradients
 from shearling.paper.importance import Importance, importances
 from shearling.paper.rearrange import rearrange
 from shearling.paper.tune import DAMP, apply, tune
-from shearling.passes import with_halving
+from shearling.passes import Precision, with_halving
 from shearling.sample import Sample
 from shearling.stages import Stages
 from shearling.walk import walk
@@ -32,6 +32,7 @@ class Paper:
 
     importance  what a unit is worth in the search
     allocation  `searched` (Alg. 1, 2), or `uniform`: the same ratio in every layer
+    precision   of the passes that tune, on a GPU; those that choose units stay at TF32 or better (docs/performance.md)
     drop_sublayers  where the layers' overheads alone exceed a latency, drop whole sublayers until they do not
     """
 
@@ -43,12 +44,17 @@ class Paper:
     damp: float = DAMP
     seed: int = 0
     drop_sublayers: bool = True
+    precision: Precision = "bfloat16"
 
     def measure(self, structure: Structure, sample: Sample, *, seed: int, stages: Stages) -> list[Tensor]:
         """Per-example gradients of the masks; against a sampled loss where the data has no labels."""
+        precision: Precision = "tf32" if self.precision == "bfloat16" else self.precision
         with stages("gradients") as progress:
             return with_halving(
-                lambda s: mask_gradients(structure, s, seed=seed, labels=s.has_labels, progress=progress), sample
+                lambda s: mask_gradients(
+                    structure, s, seed=seed, labels=s.has_labels, precision=precision, progress=progress
+                ),
+                sample,
             )
 
     def choose(
@@ -90,5 +96,5 @@ class Paper:
             return False
 
         with stages("tuning") as progress:
-            walk(teacher, student, sample, one, progress=progress)
+            walk(teacher, student, sample, one, precision=self.precision, progress=progress)
         return notes

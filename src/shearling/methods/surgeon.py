@@ -15,7 +15,7 @@ from shearling.methods.method import Evidence, Repaired
 from shearling.models.structure import Structure
 from shearling.models.sublayer import Sublayer
 from shearling.moments import Moments
-from shearling.passes import with_halving
+from shearling.passes import Precision, with_halving
 from shearling.sample import Sample
 from shearling.stages import Stages
 from shearling.surgeon.measure import measure
@@ -31,6 +31,7 @@ class Surgeon:
     refit    fit the output projections to the teacher afterwards
     realign  and, before that, what goes into the units
     labels   use the data's labels for the curvature, instead of labels drawn from the model
+    precision  of the products in passes over the sample, on a GPU; docs/performance.md has what it changes
     """
 
     name: ClassVar[str] = "surgeon"
@@ -39,12 +40,16 @@ class Surgeon:
     labels: bool = False
     damp: float = DAMP
     ridge: float = RIDGE
+    precision: Precision = "bfloat16"
 
     def measure(self, structure: Structure, sample: Sample, *, seed: int, stages: Stages) -> list[Order]:
         """Curvature, then an order and an error curve for every sublayer."""
         with stages("measure") as progress:
             curvatures = with_halving(
-                lambda s: measure(structure, s, seed=seed, labels=self.labels, progress=progress), sample
+                lambda s: measure(
+                    structure, s, seed=seed, labels=self.labels, precision=self.precision, progress=progress
+                ),
+                sample,
             )
         with stages("order") as progress:
             return order(curvatures, damp=self.damp, progress=progress)
@@ -81,5 +86,6 @@ class Surgeon:
             return True
 
         with stages("refit") as progress:
-            walk(teacher, student, sample, one, realign=into if self.realign else None, progress=progress)
+            realign = into if self.realign else None
+            walk(teacher, student, sample, one, realign=realign, precision=self.precision, progress=progress)
         return notes

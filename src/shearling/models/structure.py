@@ -42,29 +42,41 @@ class Stack:
             batch = replace(batch, inputs={name: self.frames(shape[1], mask)})
         return batch.real_tokens(name, shape)
 
-    def rows(self, batch: Batch, shape: torch.Size, part: Share = "all") -> Tensor | None:
-        """Where in [B x S] the real tokens are, of all examples or of those of a part; None for every token.
+    def rows(self, batch: Batch, shape: torch.Size, part: Share = "all") -> Tensor | slice:
+        """Where in [B x S] the real tokens are, of all examples or of those of a part.
 
         Worked out once per batch: on a GPU, asking again for every sublayer would stop the queue each time.
         """
         key = (self.row.layers, shape, part)
         if key not in batch.remembered:
             batch.remembered[key] = self._rows(batch, shape, part)
-        rows: Tensor | None = batch.remembered[key]
+        rows: Tensor | slice = batch.remembered[key]
         return rows
 
-    def _rows(self, batch: Batch, shape: torch.Size, part: Share) -> Tensor | None:
+    def _rows(self, batch: Batch, shape: torch.Size, part: Share) -> Tensor | slice:
         real = self.real_tokens(batch, shape)
-        if part != "all":
-            judging = batch.held_out()[:, None].expand(shape)
-            chosen = judging if part == "held out" else ~judging
-            real = chosen if real is None else chosen.to(real.device) & real
-        return None if real is None else real.flatten().nonzero().flatten()
+        examples = _chosen(batch, part)
+        if real is None and isinstance(examples, slice):
+            return slice(*(None if at is None else at * shape[1] for at in (examples.start, examples.stop)))
+        chosen = torch.zeros(shape, dtype=torch.bool)
+        chosen[examples] = True
+        return (chosen if real is None else chosen.to(real.device) & real).flatten().nonzero().flatten()
 
     def mask_of(self, batch: Batch) -> str:
         """The input that tells these layers what is padding. A decoder without inputs of its own sees the encoder's."""
         own = self.row.mask in batch.inputs or "decoder_input_ids" in batch.inputs
         return self.row.fallback if self.row.fallback and not own else self.row.mask
+
+
+def _chosen(batch: Batch, part: Share) -> Tensor | slice:
+    """The examples of a part; a slice where those held out come last."""
+    if part == "all":
+        return slice(None)
+    judging = batch.held_out()
+    border = len(batch) - int(judging.sum())
+    if judging[border:].all():
+        return slice(border) if part == "fit" else slice(border, None)
+    return judging if part == "held out" else ~judging
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,16 @@ class Sublayer:
         return self._at(self.part.out)
 
     @property
+    def core(self) -> nn.Module:
+        """The module that turns the input into `h`, or into the output."""
+        return self._at(self.part.core)
+
+    @property
+    def out_in_core(self) -> bool:
+        """Whether the output projection is part of the core."""
+        return self.part.out.startswith(f"{self.part.core}.")
+
+    @property
     def residual(self) -> nn.Module:
         """The module whose input is the residual stream."""
         return self._at(self.part.residual_path)

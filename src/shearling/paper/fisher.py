@@ -13,43 +13,58 @@ from torch import Tensor
 from shearling.distributed import add_up
 from shearling.losses import finite, label_losses, sampled_losses
 from shearling.models.structure import Structure
-from shearling.passes import Progress, by_example, device_of, differentiable, fast_matmul, frozen, run, silent, watched
+from shearling.passes import (
+    Precision,
+    Progress,
+    by_example,
+    device_of,
+    differentiable,
+    fast_matmul,
+    frozen,
+    run,
+    silent,
+    watched,
+)
 from shearling.sample import Sample
 
 
 def mask_gradients(
-    structure: Structure, sample: Sample, *, seed: int = 0, labels: bool = True, progress: Progress = silent
+    structure: Structure,
+    sample: Sample,
+    *,
+    seed: int = 0,
+    labels: bool = True,
+    precision: Precision = "float32",
+    progress: Progress = silent,
 ) -> list[Tensor]:
     """Per sublayer [examples, units]: the derivative of each example's loss with respect to each mask variable."""
     model, sublayers = structure.model, structure.sublayers
     rows: list[list[Tensor]] = [[] for _ in sublayers]
 
     def on_input(number: int, h: Tensor) -> None:
-        width = sublayers[number].width
+        width, wide = sublayers[number].width, _wide(sublayers[number].weight)
         value = h.detach()  # a hook that held `h` itself would keep the whole graph alive, in a circle
 
         def on_gradient(gradient: Tensor) -> None:
-            products = by_example(value * gradient, len(batch)).sum(1)  # [B, n]
+            products = by_example(value * gradient, len(batch)).sum(1, dtype=wide)  # [B, n]
             per_unit = products.unflatten(-1, (-1, width)).sum(-1)  # [B, units]
             pending[number] = pending[number] + per_unit if number in pending else per_unit
 
         if h.requires_grad and sublayers[number].units:
             h.register_hook(on_gradient)
 
-    with frozen(model), fast_matmul(), watched(sublayers, on_input), differentiable(structure) as leaves:
+    with frozen(model), fast_matmul(precision), watched(sublayers, on_input), differentiable(structure) as leaves:
         for done, host_batch in enumerate(sample):
             pending: dict[int, Tensor] = {}
             batch = host_batch.to(device_of(model))
-            outputs = run(model, batch)
-            if labels:
-                losses = label_losses(model, outputs, batch)
-            else:
-                losses = sampled_losses(model, outputs, batch, seed)
+            outputs = run(model, batch, precision)
+            losses = label_losses(model, outputs, batch) if labels else sampled_losses(model, outputs, batch, seed)
             finite(losses, batch).sum().backward(inputs=leaves)
             leaves.clear()
             for number, sublayer in enumerate(sublayers):
-                none = torch.zeros(len(batch), sublayer.units, device=sublayer.weight.device)
-                rows[number].append(pending.get(number, none).to(_wide(sublayer.weight)))
+                weight = sublayer.weight
+                none = torch.zeros(len(batch), sublayer.units, dtype=_wide(weight), device=weight.device)
+                rows[number].append(pending.get(number, none))
             progress(done + 1, len(sample))
     return [torch.cat(parts) for parts in rows]
 

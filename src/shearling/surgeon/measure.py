@@ -15,6 +15,7 @@ from shearling.distributed import add_up
 from shearling.losses import finite, label_losses, sampled_losses
 from shearling.models.structure import Structure
 from shearling.passes import (
+    Precision,
     Progress,
     add_product_,
     by_example,
@@ -27,7 +28,7 @@ from shearling.passes import (
     silent,
     watched,
 )
-from shearling.sample import Batch, Sample
+from shearling.sample import Sample
 
 
 @dataclass
@@ -41,7 +42,13 @@ class Curvature:
 
 
 def measure(
-    structure: Structure, sample: Sample, *, seed: int = 0, labels: bool = False, progress: Progress = silent
+    structure: Structure,
+    sample: Sample,
+    *,
+    seed: int = 0,
+    labels: bool = False,
+    precision: Precision = "float32",
+    progress: Progress = silent,
 ) -> list[Curvature]:
     """A and G of every sublayer. The loss is sampled from the model itself unless `labels` are to be used."""
     model, sublayers = structure.model, structure.sublayers
@@ -52,24 +59,29 @@ def measure(
 
     def on_input(number: int, h: Tensor) -> None:
         h = by_example(h, len(batch))
-        rows = flat(h, stacks[number].rows(batch, h.shape[:2])).to(found[number].A.dtype)
-        rows = rows[:, : found[number].A.shape[0]]
+        rows = flat(h, stacks[number].rows(batch, h.shape[:2]))[:, : found[number].A.shape[0]]
         add_product_(found[number].A, rows, rows)
         counts[number].add_(len(rows))
 
     def on_output(number: int, output: Tensor) -> None:
         def on_gradient(gradient: Tensor) -> None:
             gradient = by_example(gradient, len(batch))
-            rows = flat(gradient, stacks[number].rows(batch, gradient.shape[:2])).to(found[number].G.dtype)
+            rows = flat(gradient, stacks[number].rows(batch, gradient.shape[:2]))
             add_product_(found[number].G, rows, rows)
 
         if output.requires_grad:  # a sublayer with no unit left gives a constant
             output.register_hook(on_gradient)
 
-    with frozen(model), fast_matmul(), watched(sublayers, on_input, on_output), differentiable(structure) as leaves:
+    with (
+        frozen(model),
+        fast_matmul(precision),
+        watched(sublayers, on_input, on_output),
+        differentiable(structure) as leaves,
+    ):
         for done, host_batch in enumerate(sample):
             batch = host_batch.to(device_of(model))
-            losses = _losses(structure, batch, seed, labels)
+            outputs = run(model, batch, precision)
+            losses = label_losses(model, outputs, batch) if labels else sampled_losses(model, outputs, batch, seed)
             finite(losses, batch).sum().backward(inputs=leaves)
             leaves.clear()
             progress(done + 1, len(sample))
@@ -79,13 +91,6 @@ def measure(
         curvature.A /= count
         curvature.G /= count
     return found
-
-
-def _losses(structure: Structure, batch: Batch, seed: int, labels: bool) -> Tensor:
-    outputs = run(structure.model, batch)
-    if labels:
-        return label_losses(structure.model, outputs, batch)
-    return sampled_losses(structure.model, outputs, batch, seed)
 
 
 def _empty(weight: Tensor, width: int) -> Curvature:

@@ -132,8 +132,9 @@ class Lab:
     def plan(self, task: str, method: Method, seed: int, samples: int | None = None) -> Plan:
         """One measurement serves every budget and every variant of a method."""
         samples = samples or self.samples
-        # What a measurement depends on: surgeon's on its labels and damping, the paper's gradients on no setting.
-        family = ("surgeon", method.labels, method.damp) if isinstance(method, Surgeon) else ("paper",)
+        # What a measurement depends on: surgeon's on its labels and damping too, the paper's gradients on nothing else.
+        settings = (method.labels, method.damp) if isinstance(method, Surgeon) else ()
+        family = (method.name, method.precision, *settings)  # type: ignore[attr-defined]
         sample = self.sample(task, samples, seed)
         plan = _recent(
             self._plans,

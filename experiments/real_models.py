@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from shearling.data import Rows, encode, find_task, read_rows
 from shearling.evaluate import make_exam
@@ -34,7 +33,8 @@ def main() -> None:
     options = parse()
     if options.threads:
         torch.set_num_threads(options.threads)
-    model, tokenizer = load(options.model)
+    model = load_model(options.model, device="auto", dtype="float32")
+    tokenizer = load_tokenizer(options.model)
     began = time.perf_counter()
     task = find_task(options.task)
     sample = encode(
@@ -81,18 +81,6 @@ def main() -> None:
                 "wall": round(time.perf_counter() - began, 1),
             }
         )
-
-
-def load(name: str) -> tuple[Any, Any]:
-    """A model directory, or a language model in one GGUF file (dequantised to float32)."""
-    path = Path(name)
-    if path.suffix != ".gguf":
-        return load_model(name, device="auto", dtype="float32"), load_tokenizer(name)
-    model = transformers.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
-    model.is_quantized = False  # it was, in the file
-    if hasattr(model.config, "quantization_config"):
-        del model.config.quantization_config
-    return model.eval(), transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
 
 
 def texts(path: str, column: str | None) -> Rows:

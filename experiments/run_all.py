@@ -16,7 +16,7 @@ from shearling.errors import ShearlingError
 
 ORDER = (
     "curves", "ablation", "breakdown", "uniform", "importance", "shapes", "sample_size", "seeds", "comparison",
-    "high_sparsity",
+    "precision", "high_sparsity",
 )  # fmt: skip
 
 

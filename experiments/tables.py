@@ -24,13 +24,13 @@ def markdown(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in cells)
 
 
-def by_task(name: str, keys: Sequence[str]) -> str:
+def by_task(name: str, keys: Sequence[str], value: str = "value") -> str:
     """A line per combination of keys, a column per task, and the mean where every task is there."""
     rows: list[Row] = read(EXPERIMENTS / f"{name}.json")["rows"]
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     sums: dict[tuple[Any, ...], dict[str, list[float]]] = {}
     for row in rows:
-        sums.setdefault(tuple(row[k] for k in keys), {}).setdefault(row["task"], []).append(row["value"])
+        sums.setdefault(tuple(row[k] for k in keys), {}).setdefault(row["task"], []).append(row[value])
     lines = []
     for key, found in sums.items():
         means = {task: sum(values) / len(values) for task, values in found.items()}
@@ -43,6 +43,57 @@ def sample_size() -> str:
     rows: list[Row] = read(EXPERIMENTS / "sample_size.json")["rows"]
     lines = [[r["task"], r["method"], r["samples"], f"{r['value']:.1f}", f"{r['seconds']:.2f}"] for r in rows]
     return markdown(["task", "method", "examples", "metric", "seconds"], lines)
+
+
+def seeds() -> str:
+    rows: list[Row] = read(EXPERIMENTS / "seeds.json")["rows"]
+    numbers = ("dense", "value", "deviation", "low", "high")
+    lines = [[r["task"], f"`{r['method']}`", *(f"{r[name]:.2f}" for name in numbers)] for r in rows]
+    return markdown(["task", "method", "dense", "mean", "deviation", "lowest", "highest"], lines)
+
+
+def high_sparsity() -> str:
+    rows: list[Row] = sorted(read(EXPERIMENTS / "high_sparsity.json")["rows"], key=lambda row: -row["flops"])
+    lines = [
+        [r["task"], f"{r['flops']:.0%}", r["start"], *(f"{r[name]:.1f}" for name in ("dense", "before", "after"))]
+        for r in rows
+    ]
+    return markdown(["task", "FLOPs", "start", "dense", "pruned", "retrained"], lines)
+
+
+def shapes() -> str:
+    lines = []
+    for r in read(EXPERIMENTS / "shapes.json")["rows"]:
+        stages = ", ".join(f"{name} {seconds:.2f}" for name, seconds in r["seconds"].items())
+        lines.append([r["shape"], f"`{r['method']}`", f"{r['flops']['ratio']:.1%}", f"{r['total']:.2f}", stages])
+    return markdown(["shapes", "method", "FLOPs", "seconds", "stages"], lines)
+
+
+def precision() -> str:
+    """Both figures in one table: units that differ (in %), and the metric, each as the mean over the tasks."""
+    cells: dict[tuple[str, float], dict[str, list[Row]]] = {}
+    for row in read(EXPERIMENTS / "precision.json")["rows"]:
+        cells.setdefault((row["method"], row["flops"]), {}).setdefault(row["precision"], []).append(row)
+    names = list(next(iter(cells.values())))
+    lines = []
+    for (method, flops), found in cells.items():
+        means = [[sum(r[key] for r in found[n]) / len(found[n]) for key in ("differ", "value")] for n in names]
+        lines.append([method, f"{flops:.0%}", *(f"{differ:.2f} / {value:.1f}" for differ, value in means)])
+    return markdown(["method", "FLOPs", *names], lines)
+
+
+def real_models(task: str) -> str:
+    """A line per model, method and sample, a column per budget."""
+    lines: dict[tuple[Any, ...], dict[float, float]] = {}
+    for r in read(EXPERIMENTS / "real_models.json"):
+        if r["task"] == task:
+            key = (r["model"], f"`{r['method']}`", f"{r['samples']:,} x {r['max_length']}", r["eval_examples"])
+            lines.setdefault(key, {})[r["flops"]] = r["value"]
+    lines = {key: found for key, found in lines.items() if len(found) > 1}
+    budgets = sorted({flops for found in lines.values() for flops in found}, reverse=True)
+    head = ["model", "method", "examples x tokens", "scored on", *(f"{flops:.0%}" for flops in budgets)]
+    body = [[*key, *(f"{found[f]:.1f}" if f in found else "-" for f in budgets)] for key, found in lines.items()]
+    return markdown(head, body)
 
 
 def speed() -> str:
@@ -78,6 +129,12 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "uniform": ("docs/results.md", lambda: by_task("uniform", ("flops", "variant"))),
     "importance": ("docs/results.md", lambda: by_task("importance", ("flops", "rearranged", "importance"))),
     "sample_size": ("docs/results.md", sample_size),
+    "seeds": ("docs/results.md", seeds),
+    "high_sparsity": ("docs/results.md", high_sparsity),
+    "shapes": ("docs/results.md", shapes),
+    "embedding": ("docs/results.md", lambda: real_models("embedding")),
+    "lm": ("docs/results.md", lambda: real_models("lm")),
+    "precision": ("docs/performance.md", precision),
     "tried": ("docs/method.md", lambda: by_task("tried", ("variant", "flops"))),
     "performance": ("docs/performance.md", speed),
     "memory": ("docs/performance.md", memory),

@@ -30,6 +30,8 @@ def load_model(
     """The model with the head its checkpoint was saved with, every weight of it from the checkpoint."""
     from transformers import AutoConfig
 
+    if _is_gguf(name):
+        return _load_gguf(Path(name), device_of(device), dtype_of(dtype) or torch.float32)
     sentence = transformer_in(Path(name))
     path = sentence or Path(name)
     if path.exists() and not (path / "config.json").is_file():
@@ -60,13 +62,33 @@ def load_model(
     return loaded
 
 
+def _is_gguf(name: str) -> bool:
+    return name.endswith(".gguf") and Path(name).is_file()
+
+
+def _load_gguf(path: Path, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """A language model in one GGUF file. transformers turns its weights into floats, and goes on calling them quantised."""
+    from transformers import AutoModelForCausalLM
+
+    with _told(f"Cannot load the model '{path}'", local=True):
+        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+    model.is_quantized = False
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    loaded: PreTrainedModel = model.eval().to(device)
+    return loaded
+
+
 def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer that lies beside the model."""
+    """The tokenizer that lies beside the model, or inside its GGUF file."""
     from transformers import AutoTokenizer
 
-    name = str(transformer_in(Path(name)) or name)
-    with _told(f"Cannot load a tokenizer from '{name}'", local=Path(name).exists()):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    path = Path(name)
+    where, inside = (path.parent, {"gguf_file": path.name}) if _is_gguf(name) else (transformer_in(path) or name, {})
+    with _told(f"Cannot load a tokenizer from '{name}'", local=path.exists()):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            str(where), trust_remote_code=trust_remote_code, **inside
+        )
     if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes where no file is
         raise ModelError(
             f"Cannot load a tokenizer from '{name}': it knows no word, so its files (tokenizer.json, vocab.txt, ...) "

@@ -57,7 +57,8 @@ def main() -> None:
     parser.add_argument("--one", choices=("paper", "surgeon"), help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help="keep the JSON here")
     options = parser.parse_args()
-    options.examples = options.examples or EXAMPLES[options.device]
+    kind = torch.device(options.device).type
+    options.examples = options.examples or EXAMPLES[kind]
     if options.one:
         print(json.dumps(peak(options.one, options)))
         return
@@ -66,16 +67,16 @@ def main() -> None:
         command = [sys.executable, __file__, *sys.argv[1:], "--one", method]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         runs.append(json.loads(done.stdout.splitlines()[-1]))
-        print(f"{method:<8} {runs[-1]['gib']:.2f} GiB at most (promised: {PROMISE[options.device]:g})", flush=True)
+        print(f"{method:<8} {runs[-1]['gib']:.2f} GiB at most (promised: {PROMISE[kind]:g})", flush=True)
     result = {
         "shapes": options.shapes, "examples": options.examples, "length": options.length,
-        "promise_gib": PROMISE[options.device], "machine": describe_machine(torch.device(options.device)), "runs": runs,
+        "promise_gib": PROMISE[kind], "machine": describe_machine(torch.device(options.device)), "runs": runs,
     }  # fmt: skip
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    if any(run["gib"] > PROMISE[options.device] for run in runs):
-        sys.exit(f"over the promised {PROMISE[options.device]:g} GiB")
+    if any(run["gib"] > PROMISE[kind] for run in runs):
+        sys.exit(f"over the promised {PROMISE[kind]:g} GiB")
 
 
 if __name__ == "__main__":

@@ -124,6 +124,24 @@ def memory() -> str:
     return markdown(["sample", "device", "method", "GiB at most", "promised"], lines)
 
 
+def growth() -> str:
+    """Ratios to the base of the same run."""
+    lines = []
+    for path in sorted(BENCHMARKS.glob("growth-*.json")):
+        for r in read(path)["rows"]:
+            ratios = ", ".join(f"{stage} {ratio:.1f}" for stage, ratio in r["ratios"].items() if stage != "in all")
+            if r["case"] != "base":
+                lines.append([f"`{r['method']}`", r["case"], f"{r['ratios']['in all']:.1f}", ratios])
+    return markdown(["method", "", "time, of base", "by stage"], lines)
+
+
+def latency() -> str:
+    """The benchmark's own table, without its notes."""
+    text = (BENCHMARKS / "latency-cpu-tasks.md").read_text(encoding="utf-8")
+    head, _, rest = text.partition("\n\n")
+    return head + "\n\n" + "\n".join(line for line in rest.splitlines() if line.startswith("|"))
+
+
 SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "ablation": ("docs/results.md", lambda: by_task("ablation", ("flops", "stages"))),
     "uniform": ("docs/results.md", lambda: by_task("uniform", ("flops", "variant"))),
@@ -138,6 +156,8 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "tried": ("docs/method.md", lambda: by_task("tried", ("variant", "flops"))),
     "performance": ("docs/performance.md", speed),
     "memory": ("docs/performance.md", memory),
+    "latency": ("docs/results.md", latency),
+    "growth": ("docs/performance.md", growth),
 }
 
 

@@ -100,6 +100,8 @@ def test_lengths_are_the_mean_number_of_real_tokens() -> None:
     assert sequence_lengths(structure, sample_of(batches)) == [pytest.approx(mean)] * 4
     bare = [{"input_ids": b["input_ids"]} for b in batches]
     assert sequence_lengths(structure, sample_of(bare)) == [12.0] * 4
+    mixed = [*bare, {"input_ids": bare[0]["input_ids"][:, :4]}]
+    assert sequence_lengths(structure, sample_of(mixed)) == [10.0] * 4
 
 
 def test_the_whole_model_is_counted_by_running_it() -> None:

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 import shearling
-from shearling.distributed import add_up, on_first, rank_and_world
+from shearling import distributed
+from shearling.distributed import add_up, dealt, gathered, on_first, rank_and_world
 from tiny import batches_of, model_of
 
 WORKER = """
@@ -107,3 +108,17 @@ def test_one_process_needs_no_group() -> None:
     assert done == [1]
     with pytest.raises(ZeroDivisionError):
         on_first(lambda: 1 / 0)
+    assert dealt([3, 5, 4]) == [0, 1, 2]
+    assert gathered({1: "a"}) == {1: "a"}
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+def test_work_is_dealt_out_once_and_evenly(world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [9, 100, 9, 100, 9, 100, 9, 100]  # attention and FFN, layer by layer
+    shares = []
+    for rank in range(world):
+        monkeypatch.setattr(distributed, "rank_and_world", lambda rank=rank: (rank, world))
+        shares.append(dealt(sizes))
+    assert sorted(i for share in shares for i in share) == list(range(8))
+    loads = [sum(sizes[i] for i in share) for share in shares]
+    assert max(loads) - min(loads) <= 100

@@ -119,3 +119,8 @@ def test_options_that_do_not_go_together(place: Path) -> None:
         Drop(1.0, by="heads").checked(Target())
     with pytest.raises(InputError, match="with --max-drop only"):
         drop_of(None, "dev.jsonl", "flops", None)
+    with pytest.raises(InputError, match="--by is of use with --max-drop only"):
+        drop_of(None, None, "params", None)
+    with pytest.raises(InputError, match="--limit is of use with --max-drop only"):
+        drop_of(None, None, "flops", 100)
+    assert drop_of(None, None, "flops", None) is None

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shearling.errors import ShearlingError
 from shearling.models.structure import structure_of
 from shearling.passes import (
     EXACT_ROWS,
@@ -150,6 +151,14 @@ def test_memory_that_runs_out_halves_the_batches() -> None:
 
     assert with_halving(stage, sample_of(batches_of(2, 8))) == 16
     assert sizes == [8, 4, 2]
+
+
+def test_a_process_among_others_does_not_start_over_alone() -> None:
+    def stage(sample: Sample) -> int:
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(ShearlingError, match=r"batches of 8.*--batch-size"):
+        with_halving(stage, sample_of(batches_of(2, 8)), alone=False)
 
 
 def test_flat_takes_the_real_tokens() -> None:

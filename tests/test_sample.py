@@ -133,6 +133,13 @@ def test_one_example_in_eight_is_held_out() -> None:
     assert held == [i for i in range(24) if i % HELD_OUT == HELD_OUT - 1]
 
 
+def test_the_fingerprint_is_of_the_examples_not_of_their_batches() -> None:
+    sample = sample_of(batches_of(2, 8))
+    assert sample.halved().fingerprint == sample.capped(24).fingerprint == sample.fingerprint
+    assert sample_of(batches_of(2, 8, seed=1)).fingerprint != sample.fingerprint
+    assert sample.first(15).fingerprint != sample.fingerprint
+
+
 def test_held_out_examples_can_come_last() -> None:
     batch = sample_of(batches_of(1, 20)).batches[0]
     sorted_ = batch.held_out_last()

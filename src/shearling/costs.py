@@ -16,7 +16,7 @@ from shearling.errors import ConstraintError
 from shearling.models.structure import Structure
 from shearling.models.sublayer import Sublayer
 from shearling.passes import device_of, frozen
-from shearling.sample import Sample
+from shearling.sample import Batch, Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -131,8 +131,16 @@ def sequence_lengths(structure: Structure, sample: Sample) -> list[float]:
         mask = batch.inputs.get(stack.mask_of(batch))
         if mask is not None and (mask.shape == seen[number] or stack.frames is not None):
             length *= _mean_mask(sample, stack.mask_of(batch)) / mask.shape[1]  # a mask over samples counts frames
+        elif mask is None and _tokens(batch) == length:
+            length = sample.mean_length or length
         lengths += [length] * sum(len(layer) for layer in stack.sublayers)
     return lengths
+
+
+def _tokens(batch: Batch) -> int | None:
+    """How many tokens an example of the batch has, where it is made of tokens."""
+    ids = batch.inputs.get("input_ids")
+    return None if ids is None or ids.dim() != 2 else ids.shape[1]
 
 
 def _mean_mask(sample: Sample, name: str) -> float:

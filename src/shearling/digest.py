@@ -1,4 +1,4 @@
-"""Telling whether the weights of a model directory are still the same, without reading all of them."""
+"""Telling whether the weights of a model are still the same, without reading all of them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ PARTS = 16
 
 def weights_digest(model: str) -> str | None:
     """A digest of sizes, and of blocks from all over the files; None for a Hub id, which names its weights itself."""
-    folder = Path(model)
-    if not folder.is_dir():
+    place = Path(model)
+    if not place.exists():
         return None
     digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(place.rglob("*.safetensors")) if place.is_dir() else [place]:
         size = path.stat().st_size
         digest.update(f"{path.name} {size} ".encode())
         with path.open("rb") as file:

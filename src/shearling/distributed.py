@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from shearling.errors import InputError, ShearlingError
+
+T = TypeVar("T")
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -26,6 +29,23 @@ def add_up(tensors: Iterable[Tensor]) -> None:
         with _lost_ones_told():
             for tensor in tensors:
                 dist.all_reduce(tensor)
+
+
+def dealt(sizes: Sequence[int]) -> list[int]:
+    """This process's share of independent pieces of work, dealt out from the largest on."""
+    rank, world = rank_and_world()
+    return sorted(sorted(range(len(sizes)), key=lambda i: -sizes[i])[rank::world])
+
+
+def gathered(mine: dict[int, T]) -> dict[int, T]:
+    """The results of all processes."""
+    world = rank_and_world()[1]
+    if world == 1:
+        return mine
+    everyones: list[dict[int, T]] = [{} for _ in range(world)]
+    with _lost_ones_told():
+        dist.all_gather_object(everyones, mine)
+    return {number: result for results in everyones for number, result in results.items()}
 
 
 def on_first(work: Callable[[], object]) -> None:

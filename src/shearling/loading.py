@@ -67,12 +67,13 @@ def _is_gguf(name: str) -> bool:
 
 
 def _load_gguf(path: Path, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """A language model in one GGUF file. transformers turns its weights into floats, and goes on calling them quantised."""
+    """A language model in one GGUF file: floats by now, though transformers goes on calling them quantised."""
     from transformers import AutoModelForCausalLM
 
     with _told(f"Cannot load the model '{path}'", local=True):
         model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
-    model.is_quantized = False
+    model.is_quantized, model.hf_quantizer = False, None
+    model.name_or_path = model.config._name_or_path = str(path)
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     loaded: PreTrainedModel = model.eval().to(device)

@@ -14,6 +14,7 @@ from shearling.pipeline import Plan, Pruned
 from shearling.stages import Watcher
 
 STEP = 0.01  # budgets are tried in hundredths
+BY = "flops"  # what is searched for, unless asked otherwise
 HIGHEST = (0.95, 0.99)  # tried in turn where nothing smaller will do
 KINDS = ("flops", "params", "latency")
 T = TypeVar("T")
@@ -41,7 +42,7 @@ class Drop:
 
     points: float
     evaluation: str | None = None
-    by: str = "flops"
+    by: str = BY
     limit: int | None = None
 
     def checked(self, target: Target) -> Target:
@@ -124,8 +125,9 @@ def smallest(attempt: Callable[[float], tuple[T | None, Tried]]) -> tuple[T | No
 def drop_of(points: float | None, evaluation: str | None, by: str, limit: int | None) -> Drop | None:
     """The options of the command line; those that go with --max-drop make no sense without it."""
     if points is None:
-        if evaluation is not None:
-            raise InputError("--eval is of use with --max-drop only, such as --max-drop 1.0.")
+        given = {"--eval": evaluation is not None, "--by": by != BY, "--limit": limit is not None}
+        for option in (name for name, is_given in given.items() if is_given):
+            raise InputError(f"{option} is of use with --max-drop only, such as --max-drop 1.0.")
         return None
     return Drop(points, evaluation, by, limit)
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shearling.errors import ShearlingError
 from shearling.models.structure import Structure
 from shearling.models.sublayer import Sublayer
 from shearling.sample import Batch, Sample
@@ -78,6 +79,11 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
     There, a float32 is split into two bfloat16, high + low, and only low times low is left out. That keeps 16 bits of
     mantissa, where TF32 has 10 and leaves Gram matrices indefinite. What is bfloat16 already has no low part.
     """
+    if total.device != a.device:  # which had no room for it
+        product = torch.zeros_like(total, device=a.device)
+        add_product_(product, a, b)
+        total += product.to(total.device)
+        return
     exact = torch.get_float32_matmul_precision() == "highest"
     if exact or a.device.type != "cuda" or total.dtype != torch.float32:
         total.addmm_(a.to(total.dtype).T, b.to(total.dtype))
@@ -124,7 +130,8 @@ def _products(a: Tensor, b: Tensor) -> Tensor:
     """a^T b of every chunk [., rows, columns]."""
     if a.device.type == "cuda" and "dtype" in torch.ops.aten.bmm.overloads():  # from torch 2.8 on
         return torch.bmm(a.mT, b, out_dtype=torch.float32)
-    return torch.bmm(a.mT.float(), b.float())  # TF32 holds a bfloat16 exactly, too
+    with torch.autocast(a.device.type, enabled=False):
+        return torch.bmm(a.mT.float(), b.float())  # TF32 holds a bfloat16 exactly, too
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -144,19 +151,27 @@ def bounded(sample: Sample, device: torch.device, *, backward: bool = True) -> S
     return sample.capped(most.get(device.type, most["cpu"]))
 
 
-def with_halving(stage: Callable[[Sample], T], sample: Sample) -> T:
-    """Run a stage; when memory runs out, run it again with batches half as large, and say so."""
+def with_halving(stage: Callable[[Sample], T], sample: Sample, *, alone: bool = True) -> T:
+    """Run a stage; when memory runs out, run it again with batches half as large, and say so.
+
+    A stage in which several processes wait for each other's sums cannot be run again by one of them.
+    """
     while True:
         try:
             return stage(sample)
         except (MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):
                 raise
-            largest = max(map(len, sample))
+            if not alone:
+                raise ShearlingError(
+                    f"Memory ran out with batches of {sample.largest}, and the other processes cannot start over with "
+                    "this one; give a smaller --batch-size."
+                ) from error
+            largest = sample.largest
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             sample = sample.halved()
-            logger.warning("Out of memory with batches of %d; going on with %d.", largest, max(map(len, sample)))
+            logger.warning("Out of memory with batches of %d; going on with %d.", largest, sample.largest)
 
 
 def _out_of_memory(error: Exception) -> bool:

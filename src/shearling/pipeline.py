@@ -28,6 +28,7 @@ from shearling.distributed import rank_and_world
 from shearling.errors import ConstraintError, DataError, InputError, ModelError
 from shearling.latency.meet import ALIGNED, checked_table, meet, table_for
 from shearling.methods import Evidence, Method, Repaired, asked, method_of
+from shearling.models.offloaded import with_all_weights
 from shearling.models.shrink import shrink
 from shearling.models.structure import Structure, structure_of
 from shearling.passes import bounded, device_of, with_halving
@@ -76,6 +77,7 @@ class Plan:
     seconds: Mapping[str, float]
     warnings: list[str] = field(default_factory=list)
     watcher: Watcher | None = None
+    batch_size: int = 32  # of the batches as they were given
 
     def prune(
         self,
@@ -104,7 +106,7 @@ class Plan:
         else:
             met = meet(
                 ratio_of("latency", latency),
-                table_for(teacher, self.sample, table, stages),
+                table_for(teacher, self.batch_size, self.sample.mean_length, table, stages),
                 teacher,
                 lambda more: self._cut([*limits, *more], self._aligned(multiple_of), stages),
                 correct=correct,
@@ -145,7 +147,8 @@ class Plan:
             current = next(students)
             return current, self.method.repair(self.structure, current, sample, stages=stages)
 
-        return with_halving(attempt, self.sample.shard(*rank_and_world()))
+        rank, world = rank_and_world()
+        return with_halving(attempt, self.sample.shard(rank, world), alone=world == 1)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Keep the measurement (not the model or the sample) for another session."""
@@ -208,10 +211,12 @@ def measure(
     data     a re-iterable of batches: dicts of tensors, as a DataLoader gives them
     watcher  called with (stage, done, total) as the work goes on
     """
-    structure = _prunable(model)
+    structure = prunable(model)
+    model = structure.model
     chosen = method_of(method)
     device = device_of(model)
-    sample = bounded(sample_of(data, limit=samples, accepts=accepted_inputs(model)), device, backward=False)
+    given = sample_of(data, limit=samples, accepts=accepted_inputs(model))
+    sample = bounded(given, device, backward=False)
     _check_tokens(model, sample)
     stages = Stages(watcher)
     lengths = sequence_lengths(structure, sample)
@@ -225,7 +230,8 @@ def measure(
         warnings.append(
             f"the sample has only {sample.examples} examples; 2,048 are good, below {FEW} results vary a lot"
         )
-    return Plan(structure, sample, chosen, evidence, seed, lengths, dict(stages.seconds), warnings, watcher)
+    seconds = dict(stages.seconds)
+    return Plan(structure, sample, chosen, evidence, seed, lengths, seconds, warnings, watcher, given.largest)
 
 
 def prune(
@@ -303,13 +309,14 @@ def _check_tokens(model: PreTrainedModel, sample: Sample) -> None:
         )
 
 
-def _prunable(model: PreTrainedModel) -> Structure:
+def prunable(model: PreTrainedModel) -> Structure:
     """The model's structure, once it is clear that the model can be pruned."""
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "model_type"):
         raise ModelError(f"Expected a transformers model, got {type(model).__name__}.")
     if getattr(model, "is_quantized", False):
         raise ModelError("The model is quantised; prune first and quantise the result.")
+    model = with_all_weights(model)
     for name, parameter in model.named_parameters():
         if parameter.device.type == "meta":
             raise ModelError(f"'{name}' has no values (meta device); load the model's weights first.")

@@ -89,6 +89,11 @@ class Sample:
         return sum(len(batch) for batch in self.batches)
 
     @property
+    def largest(self) -> int:
+        """Examples in the largest batch."""
+        return max(map(len, self.batches))
+
+    @property
     def has_labels(self) -> bool:
         """Whether every batch brings labels."""
         return all(batch.labels for batch in self.batches)
@@ -106,18 +111,22 @@ class Sample:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over every tensor: the same sample gives the same report."""
+        """SHA-256 over every example, however they are batched: the same sample gives the same report."""
         digest = hashlib.sha256()
         for batch in self.batches:
+            columns = []
             for name, value in sorted((batch.inputs | batch.labels).items()):
-                digest.update(f"{name}{tuple(value.shape)}{value.dtype}".encode())
                 plain = value.float() if value.dtype == torch.bfloat16 else value
-                digest.update(np.ascontiguousarray(plain.cpu().numpy()).tobytes())
+                columns.append((f"{name}{tuple(value.shape[1:])}{value.dtype}", plain.cpu().numpy()))
+            for row in range(len(batch)):
+                for head, values in columns:
+                    digest.update(head.encode())
+                    digest.update(np.ascontiguousarray(values[row]).tobytes())
         return digest.hexdigest()
 
     def halved(self) -> Sample:
         """The same examples in batches half as large; for when memory runs out."""
-        if max(map(len, self.batches)) == 1:
+        if self.largest == 1:
             raise DataError("A single example does not fit into memory; cut texts with a shorter --max-length.")
         halves = []
         for batch in self.batches:

@@ -165,7 +165,7 @@ def walk(
                     if not repair(sublayer, *pair.out_of_units(advance_teacher=last)):
                         return
                     if below.repeats == 1:
-                        pair.advance_student(to="end" if last else "out")
+                        pair.leave_student(last=last)
                     done += 1
                     progress(done, total)
                 for lane in (lane_t, lane_s):
@@ -202,13 +202,15 @@ class _Pair:
 
         return self._moments(sublayer.units * sublayer.width, sublayer.weight.shape[0], pairs)
 
-    def advance_student(self, *, to: Point) -> None:
-        """Past the repaired sublayer, or to the next layer."""
+    def leave_student(self, *, last: bool) -> None:
+        """Go on past the repaired sublayer: to the next layer, or to where its core is finished."""
         for batch in range(len(self.batches)):
-            if to == "end" or (self.part, batch) not in self.lane_s.finished:
-                hidden = _probe(self.below, self.depth, self.part, self.lane_s, batch, to).hidden
-                if to == "end":
-                    self.lane_s.hidden[batch] = hidden  # type: ignore[assignment]
+            done = (self.part, batch)
+            if last:
+                hidden = _probe(self.below, self.depth, self.part, self.lane_s, batch, "end").hidden
+                self.lane_s.hidden[batch] = hidden  # type: ignore[assignment]
+            elif done in self.lane_t.finished and done not in self.lane_s.finished:  # its output was not final yet
+                _probe(self.below, self.depth, self.part, self.lane_s, batch, "out")
 
     @property
     def _sublayer(self) -> Sublayer:

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import shearling
+import shearling.passes
 from shearling.errors import CheckpointError, InputError, OutputError
 from tiny import batches_of, model_of
 
@@ -37,6 +38,15 @@ def test_saved_and_loaded(plan: shearling.Plan, tmp_path: Path) -> None:
     for ratio in (0.7, 0.3):
         assert same(loaded.prune(flops=ratio), plan.prune(flops=ratio))
     assert [p.name for p in path.parent.iterdir()] == ["plan.safetensors"]
+
+
+def test_batches_that_were_cut_are_the_same_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(shearling.passes.MAX_TOKENS_FORWARD, "cpu", 24)
+    cut = shearling.measure(model_of("bert"), batches_of())
+    loaded = shearling.load_plan(cut.save(tmp_path / "plan"), model_of("bert"), batches_of())
+    assert loaded.warnings == cut.warnings
+    assert [len(batch) for batch in loaded.sample] == [len(batch) for batch in cut.sample]
+    assert loaded.batch_size == cut.batch_size == 4
 
 
 def test_another_sample_is_noted(plan: shearling.Plan, tmp_path: Path) -> None:

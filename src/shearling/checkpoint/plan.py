@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 from shearling.distributed import on_first
 from shearling.errors import CheckpointError, InputError, OutputError
 from shearling.methods import Surgeon
-from shearling.models.structure import Structure, structure_of
-from shearling.pipeline import Plan
+from shearling.models.structure import Structure
+from shearling.passes import bounded, device_of
+from shearling.pipeline import Plan, prunable
 from shearling.sample import accepted_inputs, sample_of
 from shearling.surgeon.order import Order
 
@@ -59,10 +60,11 @@ def save_plan(plan: Plan, path: Path) -> Path:
 
 def load_plan(path: str | os.PathLike[str], model: PreTrainedModel, data: Any, *, samples: int | None = None) -> Plan:
     """A saved measurement with the model and the sample it was made of (the refit needs both again)."""
-    structure = structure_of(model)
+    structure = prunable(model)
     header, orders = _read(Path(path), structure)
     limit = header["examples"] if samples is None else samples
-    sample = sample_of(data, limit=limit, accepts=accepted_inputs(model))
+    given = sample_of(data, limit=limit, accepts=accepted_inputs(model))
+    sample = bounded(given, device_of(structure.model), backward=False)
     warnings = list(header["warnings"])
     if header["fingerprint"] != sample.fingerprint:
         warnings.append("the plan was measured on another sample than the one given for the refit")
@@ -71,7 +73,8 @@ def load_plan(path: str | os.PathLike[str], model: PreTrainedModel, data: Any, *
         lengths, seconds = [float(n) for n in header["lengths"]], dict(header["seconds"])
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is not a plan that shearling saved: {error}") from None
-    return Plan(structure, sample, method, orders, int(header["seed"]), lengths, seconds, warnings)
+    seed = int(header["seed"])
+    return Plan(structure, sample, method, orders, seed, lengths, seconds, warnings, batch_size=given.largest)
 
 
 def _read(path: Path, structure: Structure) -> tuple[dict[str, Any], list[Order]]:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -26,7 +26,6 @@ from shearling.loading import DTYPES
 from shearling.loops import using_threads
 from shearling.models.structure import Structure, structure_of
 from shearling.passes import device_of, frozen
-from shearling.sample import Sample
 from shearling.stages import Stages
 
 if TYPE_CHECKING:
@@ -126,20 +125,20 @@ def checked_table(
 
 
 def table_for(
-    structure: Structure, sample: Sample, table: Table | str | os.PathLike[str] | None, stages: Stages
+    structure: Structure,
+    batch_size: int,
+    length: float | None,
+    table: Table | str | os.PathLike[str] | None,
+    stages: Stages,
 ) -> Table:
-    """The table given, or one that is measured now: at the sample's batch size and mean length."""
+    """The table given, or one that is measured now: at the sample's batch size and mean length, by one process."""
     if table is not None:
         return table if isinstance(table, Table) else load_table(table)
-    length = sample.mean_length
+    seq_len = max(round(length), 1) if length is not None else 128
     with stages("profile") as progress:
-        found = profile(
-            structure.model,
-            batch_size=max(len(batch) for batch in sample),
-            seq_len=max(round(length), 1) if length is not None else 128,
-            progress=progress,
-        )
-    return _agreed(found)
+        first = rank_and_world()[0] == 0
+        found = profile(structure.model, batch_size=batch_size, seq_len=seq_len, progress=progress) if first else None
+        return cast(Table, _agreed(found))
 
 
 def measure_ratio(dense: PreTrainedModel, pruned: PreTrainedModel, table: Table, *, at_home: bool = True) -> float:

@@ -53,7 +53,7 @@ def retrain_source(
     task, encoder, rows, exam = _read(source, model, recipe.seed, evaluation, limit)
     progress = None if watcher is None else partial(watcher, "evaluate")
     before = None if exam is None else exam.take(model, device=place, progress=progress)
-    work = _work_folder(out, source.model, rows.fingerprint(), recipe, teacher, force=force)
+    work = _work_folder(out, source, rows.fingerprint(), recipe, teacher, force=force)
     trained = retrain(model, encoder, rows, recipe, work=work, teacher=guide, device=source.device, watcher=watcher)
     after = None if exam is None else exam.take(model, device=place, progress=progress)
     facts = {
@@ -140,13 +140,13 @@ def _teacher(name: str, model: PreTrainedModel, trust_remote_code: bool) -> PreT
     return teacher.requires_grad_(False)
 
 
-def _work_folder(out: Path, model: str, data: str, recipe: Recipe, teacher: str | None, *, force: bool) -> Path:
+def _work_folder(out: Path, source: Source, data: str, recipe: Recipe, teacher: str | None, *, force: bool) -> Path:
     """Where the checkpoints of the training lie until it is done: hidden beside `out`, for these settings only."""
     target = out.resolve()
     work = target.with_name(f".{target.name}.retrain")
-    settings = json.dumps(
-        [str(Path(model).resolve()), weights_digest(model), data, asdict(recipe), teacher], sort_keys=True
-    )
+    model = [str(Path(source.model).resolve()), weights_digest(source.model)]
+    reading = [source.task, source.max_length, source.text_columns, source.label_column]
+    settings = json.dumps([model, data, reading, asdict(recipe), teacher], sort_keys=True)
     note = work / "settings.json"
     if note.is_file() and note.read_text(encoding="utf-8") != settings:
         if not force:

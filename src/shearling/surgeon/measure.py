@@ -53,7 +53,8 @@ def measure(
     """A and G of every sublayer. The loss is sampled from the model itself unless `labels` are to be used."""
     model, sublayers = structure.model, structure.sublayers
     stacks = [stack for stack in structure.stacks for layer in stack.sublayers for _ in layer]
-    found = [_empty(s.weight.detach(), s.width) for s in sublayers]
+    host = not _room(structure)
+    found = [_empty(s.weight.detach(), s.width, host) for s in sublayers]
     counts = [torch.zeros((), dtype=torch.float64, device=c.A.device) for c in found]
     batch = sample.batches[0]
 
@@ -93,8 +94,18 @@ def measure(
     return found
 
 
-def _empty(weight: Tensor, width: int) -> Curvature:
+def _room(structure: Structure) -> bool:
+    """Whether A and G of all sublayers take less than half of what a GPU has free; else they are summed on the host."""
+    wanted: dict[torch.device, int] = {}
+    for sublayer in structure.sublayers:
+        weight = sublayer.weight
+        wanted[weight.device] = wanted.get(weight.device, 0) + 4 * sum(side**2 for side in weight.shape)
+    gpus = {device: size for device, size in wanted.items() if device.type == "cuda"}
+    return all(2 * size < torch.cuda.mem_get_info(device)[0] for device, size in gpus.items())
+
+
+def _empty(weight: Tensor, width: int, host: bool) -> Curvature:
     dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
-    out, n = weight.shape
-    A = torch.zeros(n, n, dtype=dtype, device=weight.device)
-    return Curvature(A, torch.zeros(out, out, dtype=dtype, device=weight.device), weight, width)
+    device = "cpu" if host else weight.device
+    A, G = (torch.zeros(side, side, dtype=dtype, device=device) for side in reversed(weight.shape))
+    return Curvature(A, G, weight, width)

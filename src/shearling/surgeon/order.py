@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shearling.distributed import dealt, gathered
 from shearling.loops import Loop
 from shearling.passes import Progress, silent
 from shearling.surgeon.measure import Curvature
@@ -45,12 +46,14 @@ class Order:
 
 
 def order(curvatures: Sequence[Curvature], *, damp: float = DAMP, progress: Progress = silent) -> list[Order]:
-    """An order for every sublayer; sublayers of the same shape are worked on together."""
+    """An order for every sublayer: those of one shape are worked on together, and several processes share them out."""
+    mine = dealt([c.A.numel() for c in curvatures])
     groups: dict[tuple[object, ...], list[int]] = {}
-    for i, c in enumerate(curvatures):
-        groups.setdefault((*c.W.shape, c.width, c.A.device), []).append(i)
+    for i in mine:
+        c = curvatures[i]
+        groups.setdefault((*c.W.shape, c.width, c.W.device), []).append(i)
     orders: dict[int, Order] = {}
-    total = sum(c.W.shape[1] // c.width for c in curvatures)
+    total = sum(curvatures[i].W.shape[1] // curvatures[i].width for i in mine)
     for members in _bounded(groups.values(), curvatures):
         batch = [curvatures[i] for i in members]
         before = sum(len(o.removed) for o in orders.values())
@@ -59,14 +62,15 @@ def order(curvatures: Sequence[Curvature], *, damp: float = DAMP, progress: Prog
             progress(before + done * count, total)
 
         orders |= dict(zip(members, _order_batch(batch, damp, step), strict=True))
-    return [orders[i] for i in range(len(curvatures))]
+    everyones = gathered(orders)
+    return [everyones[i] for i in range(len(curvatures))]
 
 
 def _bounded(groups: Iterable[list[int]], curvatures: Sequence[Curvature]) -> Iterator[list[int]]:
     """The groups in parts that memory has room for."""
     for members in groups:
-        A = curvatures[members[0]].A
-        size = max(1, TOGETHER.get(A.device.type, TOGETHER["cpu"]) // max(1, 8 * A.numel()))
+        one = curvatures[members[0]]
+        size = max(1, TOGETHER.get(one.W.device.type, TOGETHER["cpu"]) // max(1, 8 * one.A.numel()))
         for start in range(0, len(members), size):
             yield members[start : start + size]
 
@@ -102,7 +106,8 @@ class _State:
 
     @staticmethod
     def start(batch: Sequence[Curvature], damp: float) -> _State:
-        A = torch.stack([c.A.double() for c in batch])
+        device = batch[0].W.device
+        A = torch.stack([c.A.to(device).double() for c in batch])
         diagonal = A.diagonal(dim1=1, dim2=2)
         # A sublayer that never fired still needs an inverse; its columns then cost nothing, as they should.
         scale = diagonal.mean(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny ** 0.5)
@@ -113,7 +118,7 @@ class _State:
             factor, failed = torch.linalg.cholesky_ex(A)
         B = torch.cholesky_inverse(factor)
         W = torch.stack([c.W.double() for c in batch])
-        G = torch.stack([c.G.double() for c in batch])
+        G = torch.stack([c.G.to(device).double() for c in batch])
         return _State(B, W.mT @ G @ W, batch[0].width)
 
     def _lay_out(self, names: Tensor) -> None:

@@ -88,6 +88,7 @@ def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[
         "eval_rows": len(exam.rows),
         "samples": source.samples,
         "max_length": source.max_length,
+        "columns": [source.text_columns, source.label_column],
         "dtype": str(loaded.model.dtype).removeprefix("torch."),
         "multiple_of": grid.multiple_of,
         "table": None if grid.table is None else hashlib.sha256(Path(grid.table).read_bytes()).hexdigest(),

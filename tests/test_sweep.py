@@ -159,6 +159,22 @@ def test_the_command(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "samples" in capsys.readouterr().err
 
 
+def test_a_dry_run_says_what_would_be_done(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "sweep", str(place / "model"), "--data", str(place / "train.jsonl"), "--eval", str(place / "dev.jsonl"),
+        "--task", "sst2", "--flops", "0.6,0.3", "--methods", "surgeon,paper", "--seed", "4", "--device", "cpu",
+        "--out", str(tmp_path / "out"), "--samples", "32", "--dry-run",
+    ]  # fmt: skip
+    assert run([*arguments, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert len(record["points"]) == 4
+    assert record["points"][0] == {"method": "surgeon", "constraint": {"flops": 0.6}, "seed": 4}
+    assert (record["measurements"], record["samples"], record["evaluations"]) == (2, 32, 5)
+    assert run(arguments) == 0
+    assert "nothing was written" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

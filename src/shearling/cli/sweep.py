@@ -24,7 +24,7 @@ def sweep(
     latency: Annotated[Optional[str], typer.Option(help="Budgets of latency, with --table.")] = None,  # noqa: UP045
     table: Annotated[Optional[Path], typer.Option(help="What `shearling profile` wrote.")] = None,  # noqa: UP045
     methods: Annotated[str, typer.Option(help="Comma-separated: surgeon, paper.")] = "surgeon",
-    seeds: Annotated[str, typer.Option(help="Comma-separated; each draws its own sample.")] = "0",
+    seeds: Annotated[str, typer.Option("--seeds", "--seed", help="Comma-separated; each draws its own sample.")] = "0",
     save: Annotated[bool, typer.Option("--save", help="Keep the pruned models under OUT/models.")] = False,
     multiple_of: Annotated[Optional[int], typer.Option(help="Round filter counts.", min=1)] = None,  # noqa: UP045
     limit: Annotated[Optional[int], typer.Option(help="Score on the first so many rows.", min=1)] = None,  # noqa: UP045
@@ -37,24 +37,29 @@ def sweep(
     dtype: o.Dtype = None,
     trust_remote_code: o.TrustRemoteCode = False,
     force: Annotated[bool, typer.Option("--force", help="Forget the sweep in OUT and start afresh.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and write nothing.")] = False,
     quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
     """Prune MODEL to many budgets by several methods, score each, and draw the curve; goes on where it was stopped."""
     from shearling.cli.console import emit, say, watching
     from shearling.jobs import Source
-    from shearling.sweep import describe_sweep, grid_of, sweep_source
+    from shearling.sweep import describe_planned, describe_sweep, grid_of, planned, sweep_source
 
     grid = grid_of(methods, seeds, multiple_of, table, flops=flops, params=params, latency=latency)
     source = Source(
         model, data, task, o.columns(text_columns), label_column, max_length, batch_size, samples, grid.seeds[0],
         device, dtype, trust_remote_code,
     )  # fmt: skip
-    with watching(quiet=quiet) as watcher:
-        record = sweep_source(
-            source, grid, out, evaluation=evaluation, limit=limit, save=save, force=force, watcher=watcher
-        )
+    if dry_run:
+        record, describe = planned(source, grid, evaluation=evaluation, limit=limit), describe_planned
+    else:
+        with watching(quiet=quiet) as watcher:
+            record = sweep_source(
+                source, grid, out, evaluation=evaluation, limit=limit, save=save, force=force, watcher=watcher
+            )
+        describe = describe_sweep
     if as_json:
         emit(record)
     else:
-        say(describe_sweep(record), quiet=quiet)
+        say(describe(record), quiet=quiet)

@@ -6,6 +6,15 @@ job.py     from a model directory to results.json, curve.svg and report.html
 """
 
 from shearling.sweep.grid import Grid, Outcome, grid_of, outcomes
-from shearling.sweep.job import describe_sweep, sweep_source
+from shearling.sweep.job import describe_planned, describe_sweep, planned, sweep_source
 
-__all__ = ["Grid", "Outcome", "describe_sweep", "grid_of", "outcomes", "sweep_source"]
+__all__ = [
+    "Grid",
+    "Outcome",
+    "describe_planned",
+    "describe_sweep",
+    "grid_of",
+    "outcomes",
+    "planned",
+    "sweep_source",
+]

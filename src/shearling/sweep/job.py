@@ -62,6 +62,35 @@ def sweep_source(
     return _finish(store, skipped, source)
 
 
+def planned(source: Source, grid: Grid, *, evaluation: str | None = None, limit: int | None = None) -> dict[str, Any]:
+    """What `--dry-run` prints: model and data are read and checked, nothing is measured or written."""
+    grid.checked()
+    loaded = read_source(source, labels=any(needs_labels(method, source) for method in grid.methods.values()))
+    exam = exam_of(source, loaded, evaluation, limit=limit)
+    points = [{"method": method, "constraint": dict(asked), "seed": seed} for method, asked, seed in grid.points()]
+    return {
+        "dry_run": True,
+        "task": loaded.task.name,
+        "points": points,
+        "measurements": len(grid.methods) * len(grid.seeds),
+        "samples": sum(len(next(iter(batch.values()))) for batch in loaded.batches),
+        "evaluations": len(points) + 1,
+        "examples": len(exam.rows),
+    }
+
+
+def describe_planned(record: dict[str, Any]) -> str:
+    """The same in words."""
+    lines = [
+        f"{record['task']}: {record['measurements']} measurements of {record['samples']:,} examples, then "
+        f"{len(record['points'])} models to prune and {record['evaluations']} to score on {record['examples']:,}"
+    ]
+    for point in record["points"]:
+        asked = ", ".join(f"{kind} {ratio:g}" for kind, ratio in point["constraint"].items())
+        lines.append(f"  {point['method']:<10}{asked:<16}seed {point['seed']}")
+    return "\n".join([*lines, "nothing was written (--dry-run)"])
+
+
 def _finish(store: Store, skipped: list[dict[str, Any]], source: Source) -> dict[str, Any]:
     """The pictures, and the summary of it all."""
     from shearling.render import curve_chart, sweep_page

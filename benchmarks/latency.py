@@ -198,7 +198,7 @@ def markdown(rows: list[dict[str, Any]], record: dict[str, Any]) -> str:
         cells = []
         for name in names:
             found = row["runtimes"].get(name, {})
-            cells.append(f"{found['speedup']:.2f}x ({found['dense_ms']:.3g} ms)" if "speedup" in found else "-")
+            cells.append(_speedup(found, on_gpu=record["device"].startswith("NVIDIA")))
             if "none" in found:
                 notes.append(f"* {name}, batch {row['batch']}: {found['none']}")
         metric = f"{row['dense']:.1f} -> {row['value']:.1f}" if "value" in row else "-"
@@ -208,6 +208,13 @@ def markdown(rows: list[dict[str, Any]], record: dict[str, Any]) -> str:
             f"| {metric} | {last} |"
         )
     return "\n".join([*lines, "", *dict.fromkeys(notes)]).rstrip() + "\n"
+
+
+def _speedup(found: dict[str, Any], *, on_gpu: bool) -> str:
+    """With the dense model's time on a GPU; on a CPU it would say more about the day than about the model."""
+    if "speedup" not in found:
+        return "-"
+    return f"{found['speedup']:.2f}x" + (f" ({found['dense_ms']:.3g} ms)" if on_gpu else "")
 
 
 def numbers(kind: type) -> Callable[[str], list[Any]]:

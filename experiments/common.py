@@ -20,7 +20,8 @@ from typing import Any
 
 from shearling.data import Rows, encode, find_task, read_rows
 from shearling.evaluate import Exam, make_exam
-from shearling.loading import load_model, load_tokenizer
+from shearling.latency.timing import device_name
+from shearling.loading import device_of, load_model, load_tokenizer
 from shearling.methods import Method, Paper, Surgeon
 from shearling.pipeline import Plan, Pruned, measure
 from shearling.sample import Sample, sample_of
@@ -228,7 +229,12 @@ def execute(name: str, experiment: Callable[[Lab], Iterator[Row]], lab: Lab) -> 
     record = {
         "experiment": name,
         "complete": complete,
-        "settings": {"samples": lab.samples, "seeds": list(lab.seeds), "limit": lab.limit, "device": device_name()},
+        "settings": {
+            "samples": lab.samples,
+            "seeds": list(lab.seeds),
+            "limit": lab.limit,
+            "device": device_name(device_of(lab.device)),
+        },
         "seconds": round(time.monotonic() - began, 2),
         "rows": rows,
     }
@@ -238,14 +244,6 @@ def execute(name: str, experiment: Callable[[Lab], Iterator[Row]], lab: Lab) -> 
     if not complete:
         print(f"{name}: out of time; {len(rows)} rows are kept, the same command goes on from there", file=sys.stderr)
     return rows
-
-
-def device_name() -> str:
-    import platform
-
-    import torch
-
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu"
 
 
 def pivot(rows: Iterable[Row], index: Sequence[str], column: str = "task", value: str = "value") -> str:
@@ -288,8 +286,6 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 
 def lab_of(options: argparse.Namespace, deadline: float | None = None) -> Lab:
-    from shearling.loading import device_of
-
     gpu = device_of(options.device).type != "cpu"
     return Lab(
         options.models, options.data, options.out, options.device, options.tasks.split(","),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import shearling.walk
+import shearling.lanes
 from families import tiny_batches, tiny_model
 from shearling.methods import Surgeon
 from shearling.models.shrink import shrink
@@ -110,7 +110,7 @@ def test_what_is_finished_is_not_run_again(family: str, attention: str, monkeypa
         return result, runs
 
     found, fewer = repaired()
-    monkeypatch.setattr(shearling.walk, "_is_one_tensor", lambda output: False)
+    monkeypatch.setattr(shearling.lanes, "_is_one_tensor", lambda output: False)
     expected, runs = repaired()
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
@@ -126,7 +126,7 @@ def test_a_module_gives_what_it_gave_before() -> None:
     module = nn.Linear(2, 2)
     module.forward = lambda x: x + 1  # as accelerate does, to move what goes in
     own = module.forward
-    with pytest.raises(ZeroDivisionError), shearling.walk._giving(module, "before"):  # noqa: PT012
+    with pytest.raises(ZeroDivisionError), shearling.lanes.giving(module, "before"):  # noqa: PT012
         assert module(torch.ones(2)) == "before"
         raise ZeroDivisionError
     assert module.forward is own

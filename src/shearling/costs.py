@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from shearling.paper.search import Piecewise
 
+KINDS = ("flops", "params", "latency")
 SLACK = 1e-9  # relative; costs are sums of floats
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from shearling.costs import KINDS
 from shearling.errors import ConstraintError, InputError
 from shearling.evaluate import Exam
 from shearling.jobs import Target, cut
@@ -16,7 +17,6 @@ from shearling.stages import Watcher
 STEP = 0.01  # budgets are tried in hundredths
 BY = "flops"  # what is searched for, unless asked otherwise
 HIGHEST = (0.95, 0.99)  # tried in turn where nothing smaller will do
-KINDS = ("flops", "params", "latency")
 T = TypeVar("T")
 
 

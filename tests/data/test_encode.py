@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from transformers import BertForSequenceClassification, DistilBertConfig, RobertaConfig
 
 import shearling.data
-from shearling.data import Rows, SmallSampleWarning, encode, fingerprint
+from shearling.data import Rows, SmallSampleWarning, encode
 from shearling.errors import DataError, InputError
+from shearling.sample import sample_of
 
 from .tiny import SPECIAL, VOCABULARY, bert_config, bert_tokenizer, build, gpt_config, gpt_tokenizer
 
@@ -61,13 +62,12 @@ def test_samples_are_drawn_without_replacement(samples, batch_size, seed):
     batches = encoded(rows, "classification", **options)
     drawn = [tuple(ids) for batch in batches for ids in batch["input_ids"].tolist()]
     assert len(drawn) == len(set(drawn)) == min(samples, 30)
-    assert fingerprint(batches) == fingerprint(encoded(rows, "classification", **options))
+    assert sample_of(batches).fingerprint == sample_of(encoded(rows, "classification", **options)).fingerprint
 
 
 def test_the_seed_matters_and_the_fingerprint_shows_it():
-    prints = {fingerprint(encoded(SST2, "sst2", samples=2, seed=seed)) for seed in range(8)}
+    prints = {sample_of(encoded(SST2, "sst2", samples=2, seed=seed)).fingerprint for seed in range(8)}
     assert len(prints) > 1
-    assert fingerprint(SST2) == SST2.fingerprint()
 
 
 def test_small_samples_warn():

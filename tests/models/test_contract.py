@@ -18,6 +18,7 @@ import shearling
 from families import DECODERS, FAMILIES, outputs_of, tiny_batches, tiny_model
 from shearling.checkpoint.save import MODELING, _auto_map, _modeling_file
 from shearling.costs import count_macs, count_params, parameters, sequence_lengths
+from shearling.lanes import Lane, Shelf, enter, probe
 from shearling.models.shrink import shrink
 from shearling.models.structure import structure_of
 from shearling.models.table import ROWS
@@ -25,7 +26,6 @@ from shearling.paper.fisher import mask_gradients
 from shearling.passes import frozen, masked
 from shearling.sample import sample_of
 from shearling.surgeon.measure import measure
-from shearling.walk import _enter, _Lane, _probe, _Shelf
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
 ALL = tuple(range(16))
@@ -161,17 +161,17 @@ def test_what_repairs_aim_at_is_the_teacher(family: str) -> None:
     structure = structure_of(model)
     with frozen(model), torch.inference_mode():
         for stack in structure.stacks:
-            teacher = _enter(model, stack, [batch], "float32")
+            teacher = enter(model, stack, [batch], "float32")
             for depth in range(len(stack.layers)):
                 damaged = teacher.hidden[0] + 0.1 * torch.randn_like(teacher.hidden[0])
                 for part, sublayer in enumerate(stack.sublayers[depth]):
-                    student = _Lane(_Shelf([damaged]), teacher.calls, "float32")
-                    above, below = (_probe(stack, depth, part, lane, 0, "end") for lane in (teacher, student))
+                    student = Lane(Shelf([damaged]), teacher.calls, "float32")
+                    above, below = (probe(stack, depth, part, lane, 0, "end") for lane in (teacher, student))
                     assert not same(below.hidden, above.hidden, 1e-3)
                     assert same(sublayer.weight @ above.h.mT, above.o.mT - _column(sublayer.bias), 1e-4)
                     y = above.o + above.x - below.x
                     handle = sublayer.out.register_forward_hook(lambda module, args, out, y=y: y.view_as(out))
-                    repaired = _probe(stack, depth, part, student, 0, "end").hidden
+                    repaired = probe(stack, depth, part, student, 0, "end").hidden
                     handle.remove()
                     assert same(repaired, above.hidden, 1e-4), sublayer.name
                 teacher.hidden[0] = above.hidden

@@ -15,7 +15,7 @@ metrics.py    numbers from labels and predictions
 scores.py     the score of a task
 """
 
-from shearling.data.batches import Batch, Batches, fingerprint
+from shearling.data.batches import Batch, Batches
 from shearling.data.encode import SmallSampleWarning, encode
 from shearling.data.files import read_rows
 from shearling.data.hub import load_task_rows
@@ -32,7 +32,6 @@ __all__ = [
     "as_rows",
     "encode",
     "find_task",
-    "fingerprint",
     "infer_task",
     "load_task_rows",
     "read_rows",

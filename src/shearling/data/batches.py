@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from shearling.data.columns import IGNORED
-from shearling.data.rows import Rows
 from shearling.errors import InputError
 
 Batch = dict[str, torch.Tensor]
@@ -68,16 +66,3 @@ def _pad(examples: Tokenized, pad_id: int) -> Batch:
     for name, values in examples.values.items():
         batch[name] = torch.from_numpy(values)
     return batch
-
-
-def fingerprint(sample: Rows | Iterable[Mapping[str, torch.Tensor]]) -> str:
-    """The sha256 of a sample: of the contents of rows, or of every tensor of the batches."""
-    if isinstance(sample, Rows):
-        return sample.fingerprint()
-    digest = hashlib.sha256()
-    for batch in sample:
-        for name in sorted(batch):
-            tensor = batch[name].detach().cpu().contiguous()
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} ".encode())
-            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

@@ -15,7 +15,6 @@ from shearling.methods import Method, method_of
 from shearling.pipeline import Plan, Pruned
 from shearling.stages import Watcher
 
-KINDS = ("flops", "params", "latency")
 N = TypeVar("N", int, float)
 Key = tuple[str, tuple[tuple[str, float], ...], int]  # method, constraint, seed
 

@@ -11,6 +11,7 @@ from typing import Any
 from shearling.digest import weights_digest
 from shearling.evaluate import Exam
 from shearling.jobs import Loaded, Source, exam_of, keep, needs_labels, read_source, sample_batches
+from shearling.latency.timing import device_name
 from shearling.methods import Method
 from shearling.models.structure import structure_of
 from shearling.pipeline import Plan, measure
@@ -37,7 +38,7 @@ def sweep_source(
     exam = exam_of(source, loaded, evaluation, limit=limit)
     store = Store(out, settings_of(source, grid, loaded, exam), force=force)
     store.facts["environment"] = {
-        "device": device_name(loaded.model),
+        "device": device_name(loaded.model.device),
         "batch_size": source.examples_per_batch,
         **versions(),
     }
@@ -142,13 +143,6 @@ def name_of(outcome: Outcome) -> str:
     """`surgeon-flops-0.5`, with the seed where it is not 0."""
     asked = "-".join(f"{kind}-{ratio:g}" for kind, ratio in outcome.constraint.items())
     return f"{outcome.method}-{asked}" + (f"-seed-{outcome.seed}" if outcome.seed else "")
-
-
-def device_name(model: Any) -> str:
-    """Where the model ran, in words."""
-    import torch
-
-    return torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else str(model.device)
 
 
 def _plan(source: Source, loaded: Loaded, watcher: Watcher | None, method: Method, seed: int) -> Plan:

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shearling.costs import KINDS
 from shearling.distributed import on_first
 from shearling.errors import OutputError
-from shearling.sweep.grid import KINDS, Key, Outcome, key
+from shearling.sweep.grid import Key, Outcome, key
 
 SETTINGS, RESULTS, CURVE, PAGE, MODELS = "sweep.json", "results.json", "curve.svg", "report.html", "models"
 FORMAT = 1

@@ -22,6 +22,7 @@ from transformers import BertForSequenceClassification
 import shearling
 from data.tiny import bert_config, bert_tokenizer, build
 from shearling.cli import run
+from shearling.models import table
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -56,6 +57,14 @@ def is_at_hand(needs: str | None) -> bool:
     """Whether a block can run here: no network and no GPU in tests, other needs are packages."""
     names = [name.strip() for name in needs.split(",")] if needs else []
     return all(name not in ("network", "gpu") and importlib.util.find_spec(name) for name in names)
+
+
+@pytest.fixture(autouse=True)
+def same_architectures() -> Iterator[None]:
+    """Pages that add a toy architecture leave none behind."""
+    before = list(table.ROWS)
+    yield
+    table.ROWS[:] = before
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 EXPERIMENTS, BENCHMARKS = ROOT / "experiments" / "results", ROOT / "benchmarks" / "results"
+NOTABLE = 0.05  # a stage's share of the time
 Row = dict[str, Any]
 
 
@@ -103,13 +104,12 @@ def speed() -> str:
         for method, r in run["methods"].items():
             gpu = run["machine"]["device"].startswith("NVIDIA")  # a CPU's seconds say little; shares and ratios hold
             total = f"{r['seconds']:.2f}" if gpu else "-"
-            shown = "{:.2f}" if gpu else "{:.0%}"
-            parts = {name: s if gpu else s / r["seconds"] for name, s in r["stages"].items()}
-            stages = ", ".join(f"{name} {shown.format(part)}" for name, part in parts.items())
-            shape = f"{run['shapes']}, {run['examples']:,} examples, {run['tokens']:,} tokens"
+            parts = {name: seconds / r["seconds"] for name, seconds in r["stages"].items()}
+            stages = ", ".join(f"{name} {part:.0%}" for name, part in parts.items() if part >= NOTABLE)
+            shape = f"{run['shapes']}, {run['tokens']:,} tokens, {run['machine']['device']}"
             share = f"{r['over_plain']:.2f}", f"{r['floor_share']:.0%}"
-            lines.append([shape, run["machine"]["device"], f"`{method}`", total, *share, stages])
-    return markdown(["sample", "device", "method", "seconds", "over forward+backward", "floor", "stages"], lines)
+            lines.append([shape, f"`{method}`", total, *share, stages])
+    return markdown(["sample", "method", "seconds", "over plain", "floor", "where"], lines)
 
 
 def memory() -> str:

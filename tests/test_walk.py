@@ -9,12 +9,14 @@ import torch
 from torch import Tensor, nn
 
 import shearling.lanes
+import shearling.passes
 from families import tiny_batches, tiny_model
 from shearling.methods import Surgeon
 from shearling.models.shrink import shrink
 from shearling.models.structure import Structure, structure_of
 from shearling.models.sublayer import Sublayer
 from shearling.moments import Moments
+from shearling.passes import Precision
 from shearling.sample import Sample, sample_of
 from shearling.stages import Stages
 from shearling.walk import walk
@@ -115,6 +117,22 @@ def test_what_is_finished_is_not_run_again(family: str, attention: str, monkeypa
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
     assert fewer < runs or attention == "eager" or family == "t5"
+
+
+@pytest.mark.parametrize("family", ["bert", "deberta-v3", "llama", "modernbert", "t5", "vit", "whisper"])
+def test_half_precision_suits_the_families(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: products in bfloat16, the residual stream and the result in float32."""
+
+    def half(module: nn.Module, precision: Precision) -> Any:
+        return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16")
+
+    monkeypatch.setattr(shearling.lanes, "half_precision", half)
+    monkeypatch.setattr(shearling.passes, "half_precision", half)
+    pruned = shearling.prune(tiny_model(family), tiny_batches(family), flops=0.5)
+    assert {p.dtype for p in pruned.model.parameters()} == {torch.float32}
+    exact = shearling.prune(tiny_model(family), tiny_batches(family), flops=0.5, method=Surgeon(precision="float32"))
+    found, expected = (sum(r.before for r in p.report.repairs) for p in (pruned, exact))
+    assert found == pytest.approx(expected, rel=0.5)  # as far off as float32 is; noise would be far more
 
 
 def surgeon_repair(teacher: Structure, student: Structure, sample: Sample) -> list[Tensor]:

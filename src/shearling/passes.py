@@ -21,8 +21,8 @@ T = TypeVar("T")
 EXACT_ROWS = 4096  # that tensor cores add up with little loss
 SPLIT_ROWS = 8 * EXACT_ROWS  # that are split at once
 ALIGNED = 8  # columns
-MAX_TOKENS = {"cpu": 2048, "cuda": 24576}  # per batch, forward and backward
-MAX_TOKENS_FORWARD = {"cpu": 4096, "cuda": 49152}
+MAX_TOKENS = {"cpu": 1024, "cuda": 24576}  # per batch, forward and backward
+MAX_TOKENS_FORWARD = {"cpu": 2048, "cuda": 49152}
 Progress = Callable[[int, int], None]  # (done, total)
 Precision = Literal["float32", "tf32", "bfloat16"]  # of the products in passes over the sample, on a GPU
 

@@ -10,14 +10,13 @@ of each stage, and of the whole. Weights are random: no stage's work depends on 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from machine import describe_machine, random_batches, random_model
+from machine import describe_machine, keep_json, random_batches, random_model
 
 import shearling
 
@@ -86,9 +85,7 @@ def main() -> None:
     options = parser.parse_args()
     result = run(options)
     show(result)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    keep_json(result, options.out)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,3 +47,10 @@ def random_batches(examples: int, length: int | None, batch_size: int) -> list[d
 def describe_machine(device: torch.device) -> dict[str, Any]:
     """Name and versions, for the JSON."""
     return {"device": device_name(device), "threads": torch.get_num_threads(), "versions": versions()}
+
+
+def keep_json(result: dict[str, Any], path: Path | None) -> None:
+    """Write a result, if a place for it was given."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

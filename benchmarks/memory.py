@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import describe_machine, random_batches, random_model
+from machine import describe_machine, keep_json, random_batches, random_model
 
 PROMISE = {"cuda": 12.0, "cpu": 4.0}  # GiB
 EXAMPLES = {"cuda": 2048, "cpu": 256}
@@ -72,9 +72,7 @@ def main() -> None:
         "shapes": options.shapes, "examples": options.examples, "length": options.length,
         "promise_gib": PROMISE[kind], "machine": describe_machine(torch.device(options.device)), "runs": runs,
     }  # fmt: skip
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    keep_json(result, options.out)
     if any(run["gib"] > PROMISE[kind] for run in runs):
         sys.exit(f"over the promised {PROMISE[kind]:g} GiB")
 

@@ -12,13 +12,12 @@ cannot do without would take at the rate of a large product measured in the same
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from machine import describe_machine, random_batches, random_model
+from machine import describe_machine, keep_json, random_batches, random_model
 
 import shearling
 from shearling.models.structure import Structure, structure_of
@@ -139,9 +138,7 @@ def main() -> None:
     options.batch_size = options.batch_size or (1024 if options.device.startswith("cuda") else 32)
     result = run(options)
     show(result)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    keep_json(result, options.out)
 
 
 if __name__ == "__main__":

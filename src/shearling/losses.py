@@ -22,6 +22,12 @@ from shearling.sample import Batch, uniform
 IGNORED = -100
 
 
+def example_losses(model: Any, outputs: Any, batch: Batch, *, seed: int, labels: bool) -> Tensor:
+    """[B], every one of them a number: against the data's labels, or against a draw from the model."""
+    found = label_losses(model, outputs, batch) if labels else sampled_losses(model, outputs, batch, seed)
+    return finite(found, batch)
+
+
 def label_losses(model: Any, outputs: Any, batch: Batch) -> Tensor:
     """[B]: what the model's own loss would be, run on each example alone."""
     labels = batch.labels

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shearling.distributed import add_up
-from shearling.losses import finite, label_losses, sampled_losses
+from shearling.losses import example_losses
 from shearling.models.structure import Structure
 from shearling.passes import (
     Precision,
@@ -58,8 +58,7 @@ def mask_gradients(
             pending: dict[int, Tensor] = {}
             batch = host_batch.to(device_of(model))
             outputs = run(model, batch, precision)
-            losses = label_losses(model, outputs, batch) if labels else sampled_losses(model, outputs, batch, seed)
-            finite(losses, batch).sum().backward(inputs=leaves)
+            example_losses(model, outputs, batch, seed=seed, labels=labels).sum().backward(inputs=leaves)
             leaves.clear()
             for number, sublayer in enumerate(sublayers):
                 weight = sublayer.weight

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shearling.distributed import add_up
-from shearling.losses import finite, label_losses, sampled_losses
+from shearling.losses import example_losses
 from shearling.models.structure import Structure
 from shearling.passes import (
     Precision,
@@ -82,8 +82,7 @@ def measure(
         for done, host_batch in enumerate(sample):
             batch = host_batch.to(device_of(model))
             outputs = run(model, batch, precision)
-            losses = label_losses(model, outputs, batch) if labels else sampled_losses(model, outputs, batch, seed)
-            finite(losses, batch).sum().backward(inputs=leaves)
+            example_losses(model, outputs, batch, seed=seed, labels=labels).sum().backward(inputs=leaves)
             leaves.clear()
             progress(done + 1, len(sample))
 

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from common import SURGEON, Lab, Row, main, pivot
 
+from shearling import losses
 from shearling.losses import is_regression, sampled_losses
 from shearling.moments import Moments
 from shearling.pipeline import Plan
 from shearling.sample import Sample, uniform
-from shearling.surgeon import measure as stage
 from shearling.surgeon.order import Order
 from shearling.surgeon.refit import refit
 
@@ -122,13 +122,13 @@ def rows(lab: Lab) -> Iterator[Row]:
 def _points(lab: Lab, task: str, seed: int, name: str, change: dict[str, Any]) -> Iterator[Row]:
     method = change.get("method", SURGEON)
     if "loss" in change:  # a measurement of its own
-        before = stage.sampled_losses
-        stage.sampled_losses = LOSSES[change["loss"]]
+        before = losses.sampled_losses
+        losses.sampled_losses = LOSSES[change["loss"]]
         try:
             plan = replace(lab.plan(task, replace(method, damp=method.damp * (1 + 1e-9)), seed), method=method)
             lab._plans.popitem()
         finally:
-            stage.sampled_losses = before
+            losses.sampled_losses = before
     else:
         plan = lab.plan(task, method, seed)
     if "weights" in change:

@@ -2,15 +2,16 @@
 
     python benchmarks/latency.py --models MODELS --data DATA --tasks sst2,stsb     # at most 1 point lost, on the CPU
     python benchmarks/latency.py --device cuda --dtype bfloat16 --shapes bert-base  # random weights: times only
-    python benchmarks/latency.py --device cuda --dtype bfloat16 --shapes bert-base --predict
+    python benchmarks/latency.py --device cuda --dtype bfloat16 --shapes bert-base --predict --table graphs
 
 With MODELS (one fine-tuned model a task, `minilm-l6-TASK`) and DATA (TASK.train.*, TASK.dev.*), each batch size gets a
 latency table of its own, and ratios are tried from the mildest on until more than --loss points are lost; the last one
 within is reported: the paper's table of speed-ups. With random weights of given shapes nothing can be scored, and each
 of --ratios is reported. --predict holds the table's predictions against measured times, without corrections.
 
-Dense and pruned take turns in the same run, under each runtime: PyTorch as it is, torch.compile (`graphs`: with CUDA
-graphs), and ONNX Runtime on the CPU where it is installed. Results go to OUT/latency-NAME.json and .md.
+Dense and pruned take turns in the same run, under each runtime: PyTorch as it is, recorded as a CUDA graph,
+torch.compile (also in its mode reduce-overhead, which records graphs too), and ONNX Runtime on the CPU where it is
+installed. The tables are measured under the runtime --table. Results go to OUT/latency-NAME.json and .md.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from machine import describe_machine, random_batches, random_model
 
 import shearling
 from shearling.latency.inputs import example_inputs
+from shearling.latency.runtime import RUNTIMES as TABLES
+from shearling.latency.runtime import check_runtime, runner
 from shearling.latency.timing import in_turns
 from shearling.loading import DTYPES
 from shearling.passes import device_of, frozen
@@ -48,8 +51,12 @@ def compiled(model: Any, inputs: dict[str, torch.Tensor], folder: Path) -> Run:
 
 
 def graphs(model: Any, inputs: dict[str, torch.Tensor], folder: Path) -> Run:
-    if device_of(model).type != "cuda":
-        raise RuntimeError("CUDA graphs need a GPU")
+    check_runtime("graphs", device_of(model))
+    return runner(model, inputs, "graphs")
+
+
+def reduce_overhead(model: Any, inputs: dict[str, torch.Tensor], folder: Path) -> Run:
+    check_runtime("graphs", device_of(model))
     torch._dynamo.reset()
     return partial(torch.compile(model, dynamic=False, mode="reduce-overhead"), **inputs)
 
@@ -67,7 +74,7 @@ def onnx(model: Any, inputs: dict[str, torch.Tensor], folder: Path) -> Run:
     return partial(open_runner(path), inputs)
 
 
-RUNTIMES = {"eager": eager, "compile": compiled, "graphs": graphs, "onnx": onnx}
+RUNTIMES = {"eager": eager, "graphs": graphs, "compile": compiled, "reduce-overhead": reduce_overhead, "onnx": onnx}
 
 
 @contextmanager
@@ -110,7 +117,7 @@ def profiled(model: Any, args: argparse.Namespace, batch: int) -> shearling.Tabl
     """A table at one batch size, in the dtype asked for."""
     dtype = DTYPES[args.dtype]
     timed = model if model.dtype == dtype else copy.deepcopy(model).to(dtype)
-    return shearling.profile(timed, batch_size=batch, seq_len=args.seq_len, budget=args.budget)
+    return shearling.profile(timed, batch_size=batch, seq_len=args.seq_len, runtime=args.table, budget=args.budget)
 
 
 def row_of(batch: int, pruned: shearling.Pruned, dense: Any, table: shearling.Table, args: argparse.Namespace) -> Any:
@@ -185,7 +192,8 @@ def markdown(rows: list[dict[str, Any]], record: dict[str, Any]) -> str:
     """A table people read; a runtime without a number says why below it."""
     names = list(dict.fromkeys(name for row in rows for name in row.get("runtimes", {})))
     lines = [
-        f"{record['device']}, length {record['seq_len']}, {record['dtype']}; `{record['command']}`",
+        f"{record['device']}, length {record['seq_len']}, {record['dtype']}, tables {record['table']}; "
+        f"`{record['command']}`",
         "",
         f"| model | batch | ratio asked | predicted | measured | metric | {' | '.join(names) or 'FLOPs'} |",
         "|---|---|---|---|---|---|" + "---|" * max(len(names), 1),
@@ -235,6 +243,7 @@ def main() -> None:
     parser.add_argument("--loss", type=float, default=1.0, help="points that may be lost")
     parser.add_argument("--samples", type=int, default=256)
     parser.add_argument("--runtimes", default="eager,compile,onnx", help=f"of {','.join(RUNTIMES)}")
+    parser.add_argument("--table", default="eager", choices=TABLES, help="runtime of the latency tables")
     parser.add_argument("--budget", type=float, default=45.0, help="seconds for each latency table")
     parser.add_argument("--patience", type=int, default=180, help="seconds for each runtime")
     parser.add_argument("--predict", action="store_true", help="predicted against measured only")
@@ -244,13 +253,15 @@ def main() -> None:
     if args.shapes is None and (args.models is None or args.data is None):
         parser.error("give --shapes, or --models and --data")
 
-    name = f"{args.device.split(':')[0]}-{args.shapes or 'tasks'}{'-predict' * args.predict}"
+    parts = [args.device.split(":")[0], args.shapes or "tasks", *["graphs"] * (args.table == "graphs")]
+    name = "-".join([*parts, *["predict"] * args.predict])
     words = " ".join(f"--{k.replace('_', '-')} {v}" for k, v in _given(parser, args).items())
     record = {
         **describe_machine(torch.device(args.device)),
         "command": f"python benchmarks/latency.py {words}".replace(" True", "").strip(),
         "seq_len": args.seq_len,
         "dtype": args.dtype,
+        "table": args.table,
     }
     rows: list[dict[str, Any]] = []
     args.out.mkdir(parents=True, exist_ok=True)

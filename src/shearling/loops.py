@@ -25,25 +25,27 @@ class Loop:
     def run(self, times: int) -> None:
         """So many steps."""
         if self._device.type == "cuda" and self._graph is None and times > 2 * WARM_UP:
-            self._record()
+            self._graph = recorded(self._step, self._device)
             times -= WARM_UP
         step = self._step if self._graph is None else self._graph.replay
         with using_threads(1 if self._device.type == "cpu" else None):  # too little work to share, and threads wait
             for _ in range(times):
                 step()
 
-    def _record(self) -> None:
-        with torch.cuda.device(self._device):
-            apart = torch.cuda.Stream()
-            apart.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(apart):
-                for _ in range(WARM_UP):
-                    self._step()
-            torch.cuda.current_stream().wait_stream(apart)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                self._step()  # recorded, not run
-        self._graph = graph
+
+def recorded(step: Callable[[], object], device: torch.device) -> torch.cuda.CUDAGraph:
+    """The step as a CUDA graph; on the way it has run `WARM_UP` times."""
+    with torch.cuda.device(device):
+        apart = torch.cuda.Stream()
+        apart.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(apart):
+            for _ in range(WARM_UP):
+                step()
+        torch.cuda.current_stream().wait_stream(apart)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()  # recorded, not run
+    return graph
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -33,11 +34,7 @@ def made_up(sizes: list[dict[str, int]], *, host: bool = False) -> float:
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every run takes what `made_up` says, in milliseconds."""
 
-    def read(run: Any, device: torch.device) -> Reading:
-        return Reading(1e-3 * made_up(structure_of(run.func).sizes))
-
-    monkeypatch.setattr(module, "read", read)
-    monkeypatch.setattr(module, "wall", lambda run, device: read(run, device).seconds)
+    monkeypatch.setattr(module, "wall", lambda run, device: 1e-3 * made_up(structure_of(run.func).sizes))
 
 
 def test_the_table_is_what_the_clock_says(clock: None) -> None:
@@ -53,11 +50,17 @@ def test_the_table_is_what_the_clock_says(clock: None) -> None:
 
 
 def test_host_and_device_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(run: Any, device: torch.device) -> Reading:
-        sizes = structure_of(run.func).sizes
-        return Reading(1e-3 * made_up(sizes), 1e-3 * made_up(sizes, host=True))
+    speeds = itertools.cycle([1.0, 3.0, 0.5])  # of the host, which is not the same from one visit to the next
 
-    monkeypatch.setattr(module, "read", read)
+    def both_sides(run: Any, device: torch.device, reference: Any) -> Reading:
+        assert structure_of(reference.func).sizes == [{"heads": 0, "filters": 0}] * 2
+        sizes, now = structure_of(run.func).sizes, next(speeds)
+        return Reading(1e-3 * made_up(sizes), now * 1e-3 * made_up(sizes, host=True), now * 10e-3)
+
+    monkeypatch.setattr(module, "both_sides", both_sides)
+    monkeypatch.setattr(module, "LEAST_RUNS", 1)
+    monkeypatch.setattr(module, "VISIT", 0.0)
+    monkeypatch.setattr(module._Bench, "two_sided", True)
     structure = structure_of(model_of("bert"))
     table = profile(structure.model, batch_size=2, seq_len=8, budget=0.1)
     assert table.whole_launch == pytest.approx(14e-3)
@@ -86,6 +89,13 @@ def test_layers_that_differ_share_their_times(clock: None) -> None:
     assert table.predict(structure, [2, 16, 0, 16]) == pytest.approx(
         1e-3 * made_up([{"heads": 2, "filters": 16}, {"heads": 0, "filters": 16}])
     )
+
+
+def test_graphs_need_a_gpu() -> None:
+    with pytest.raises(InputError, match="CUDA graphs need an NVIDIA GPU, and the model is on cpu"):
+        profile(model_of("bert"), runtime="graphs")
+    with pytest.raises(InputError, match="no runtime 'fast'; choose from eager, graphs"):
+        profile(model_of("bert"), runtime="fast")
 
 
 def test_for_real() -> None:

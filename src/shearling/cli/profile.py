@@ -20,6 +20,9 @@ def profile(
     threads: Annotated[
         int | None, typer.Option(help="Threads of the CPU; torch's own choice unless given.", min=1)
     ] = None,
+    runtime: Annotated[
+        str, typer.Option(help="How the model will run: `eager`, or `graphs` for CUDA graphs.", metavar="NAME")
+    ] = "eager",
     budget: Annotated[float, typer.Option(help="Seconds to spend, about.", min=1.0)] = 60.0,
     plot: Annotated[Optional[Path], typer.Option(help="Draw the table and the fit: svg, png or pdf.")] = None,  # noqa: UP045
     trust_remote_code: o.TrustRemoteCode = False,
@@ -31,7 +34,7 @@ def profile(
     from shearling.cli.console import emit, say, watching
     from shearling.latency.job import Setting, profile_source
 
-    setting = Setting(batch_size, seq_len, device, dtype, threads, budget, trust_remote_code)
+    setting = Setting(batch_size, seq_len, device, dtype, threads, runtime, budget, trust_remote_code)
     with watching(quiet=quiet) as watcher:
         table = profile_source(model, setting, out=out, picture=plot, force=force, watcher=watcher)
     if as_json:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import pairwise
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +37,19 @@ class Readings:
         """Whether host and device were read apart."""
         return self.whole[0].launch is not None
 
+    @cached_property
+    def pace(self) -> float:
+        """What the host took for its reference run, typically."""
+        counted = (place for shape in self.shapes for place in shape)
+        found = [r.pace for place in (self.whole, self.empty, self.short_empty, *counted) for r in place if r.pace]
+        return float(np.median(found))
+
+    def times(self, found: Sequence[Reading], side: str) -> Times:
+        """One side of some runs, summed up; of the host's, as if it had always been equally fast."""
+        if side == "seconds":
+            return Times.of([reading.seconds for reading in found])
+        return Times.of([self.pace * cast(float, r.launch) / cast(float, r.pace) for r in found])
+
 
 @dataclass(frozen=True)
 class Side:
@@ -58,11 +73,10 @@ def assemble(structure: Structure, short: Structure, shapes: Sequence[Shape], re
 
     Going from one count to the next makes some number of sublayers larger; the difference of the two runs, divided by
     that number, is what one of them took more. Then all is scaled so that dense and empty model come out exactly.
+    The host launches the same work for any count but 0: its times differ by noise alone, and their median stands for
+    all of them.
     """
-
-    def summed_up(found: Sequence[Reading]) -> Times:
-        return Times.of([getattr(reading, side) for reading in found])
-
+    summed_up = partial(readings.times, side=side)
     whole, empty = summed_up(readings.whole).median, summed_up(readings.empty).median
     start = summed_up(readings.short_empty) if short is not structure else summed_up(readings.empty)
     times, spread = [], []
@@ -70,7 +84,11 @@ def assemble(structure: Structure, short: Structure, shapes: Sequence[Shape], re
         runs = [start, *(summed_up(place) for place in places[1:])]
         parts = np.array([sublayers_between(short, shape, *step) for step in pairwise(shape.counts)])
         rise = np.diff([run.median for run in runs]) / np.maximum(parts, 1) * (parts > 0)
-        times.append(np.maximum(np.concatenate([[0.0], np.cumsum(rise)]), 0.0))
+        total = np.maximum(np.concatenate([[0.0], np.cumsum(rise)]), 0.0)
+        if side == "launch" and parts.any():
+            present = 1 + int(np.flatnonzero(parts)[0])
+            total[present:] = np.median(total[present:])
+        times.append(total)
         noise = np.array([run.spread for run in runs])
         spread.append(noise / max(parts.max(initial=1), 1))
 

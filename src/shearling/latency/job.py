@@ -24,6 +24,7 @@ class Setting:
     device: str = "auto"
     dtype: str | None = None
     threads: int | None = None
+    runtime: str = "eager"
     budget: float = BUDGET
     trust_remote_code: bool = False
 
@@ -47,6 +48,7 @@ def profile_source(
         batch_size=setting.batch_size,
         seq_len=setting.seq_len,
         threads=setting.threads,
+        runtime=setting.runtime,
         budget=setting.budget,
         progress=silent if watcher is None else partial(watcher, "profile"),
     )

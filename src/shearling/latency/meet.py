@@ -6,7 +6,6 @@ import copy
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -19,6 +18,7 @@ from shearling.errors import ConstraintError
 from shearling.latency.inputs import example_inputs
 from shearling.latency.limits import latency_limits
 from shearling.latency.profile import profile
+from shearling.latency.runtime import runner
 from shearling.latency.table import RESTLESS, Table, load_table, restless
 from shearling.latency.timing import device_name, in_turns
 from shearling.latency.validate import check_fits
@@ -105,6 +105,7 @@ def meet(
         "seq_len": table.seq_len,
         "dtype": table.dtype,
         "threads": table.threads,
+        "runtime": table.runtime,
         "corrections": len(tried) - 1,
         "tried": tried,
     }
@@ -142,13 +143,14 @@ def table_for(
 
 
 def measure_ratio(dense: PreTrainedModel, pruned: PreTrainedModel, table: Table, *, at_home: bool = True) -> float:
-    """Time of the pruned over the dense model, run in turns at the table's shape, dtype and threads."""
+    """Time of the pruned over the dense model, run in turns at the table's shape and as the table's models were."""
     dtype = DTYPES[table.dtype] if at_home else dense.dtype
     models = [model if model.dtype == dtype else copy.deepcopy(model).to(dtype) for model in (dense, pruned)]
     threads = table.threads if at_home and table.device_type == "cpu" else None
+    runtime = table.runtime if at_home else "eager"
     example = example_inputs(models[0], table.batch_size, table.seq_len)
     with using_threads(threads), frozen(models[0]), frozen(models[1]), torch.inference_mode():
-        full, less = in_turns([partial(model, **example) for model in models], device_of(models[0]))
+        full, less = in_turns([runner(model, example, runtime) for model in models], device_of(models[0]))
     return less.median / full.median
 
 

@@ -23,8 +23,9 @@ from torch import Tensor
 from shearling.errors import InputError
 from shearling.latency.assemble import Readings, assemble
 from shearling.latency.inputs import example_inputs, placed
+from shearling.latency.runtime import check_runtime, runner
 from shearling.latency.table import Table
-from shearling.latency.timing import Reading, device_name, read, wall
+from shearling.latency.timing import Reading, Run, both_sides, device_name, wall
 from shearling.latency.variants import Shape, same_in_every_layer, shapes_of, shortened, with_units
 from shearling.loops import using_threads
 from shearling.models.structure import Structure, structure_of
@@ -47,6 +48,7 @@ def profile(
     batch_size: int = 32,
     seq_len: int = 128,
     threads: int | None = None,
+    runtime: str = "eager",
     budget: float = BUDGET,
     inputs: dict[str, Tensor] | None = None,
     progress: Progress = silent,
@@ -54,15 +56,18 @@ def profile(
     """The latency table of a model, on the device and in the dtype it is in.
 
     threads  of the CPU; as many as torch uses unless given
+    runtime  "eager", or "graphs": each model is recorded as a CUDA graph and replayed, so no launch is waited for
     budget   seconds to spend, about; fewer layers and rounds are timed when it is short
     inputs   your own, where the model takes something unusual
     """
     if not budget > 0 or (threads is not None and threads < 1):
         raise InputError(f"A budget of {budget} seconds and {threads} threads: both must be positive.")
+    check_runtime(runtime, device_of(model))
     structure = structure_of(model)
     example = example_inputs(model, batch_size, seq_len) if inputs is None else placed(inputs, model)
     with using_threads(threads), frozen(model), torch.inference_mode():
-        bench = _Bench(example, device_of(model))
+        bench = _Bench(example, device_of(model), runtime)
+        bench.reference = partial(with_units(structure, None, 0).eval(), **example) if bench.two_sided else None
         shapes = shapes_of(structure)
         start = time.perf_counter()
         depth = _depth(structure, shapes, bench.once(model), budget)
@@ -79,6 +84,7 @@ def profile(
             seq_len=seq_len,
             dtype=str(model.dtype).removeprefix("torch."),
             threads=torch.get_num_threads(),
+            runtime=runtime,
             whole=seconds.whole,
             fixed=seconds.fixed,
             whole_launch=launch.whole if launch else None,
@@ -95,23 +101,37 @@ class _Bench:
 
     example: dict[str, Tensor]
     device: torch.device
+    runtime: str
+    reference: Run | None = None  # tells how fast the host is just now
+
+    @property
+    def two_sided(self) -> bool:
+        """Whether the host launches the work while the device does it."""
+        return self.device.type == "cuda" and self.runtime == "eager"
 
     def once(self, model: PreTrainedModel) -> float:
         """A first look, after a warm-up."""
-        run = partial(model, **self.example)
+        run = runner(model, self.example, self.runtime)
         wall(run, self.device)
         return wall(run, self.device)
 
     def visit(self, model: PreTrainedModel) -> Reading:
         """A warm-up, then some runs, of which the fastest counts: what disturbs a run only ever makes it slower."""
         model.eval()
-        run = partial(model, **self.example)
+        run = runner(model, self.example, self.runtime)
         wall(run, self.device)
         found: list[Reading] = []
         while len(found) < LEAST_RUNS or (len(found) < MOST_RUNS and sum(r.seconds for r in found) < VISIT):
-            found.append(read(run, self.device))
+            found.append(self.read(run))
         launches = [r.launch for r in found if r.launch is not None]
-        return Reading(min(r.seconds for r in found), min(launches, default=None))
+        paces = [r.pace for r in found if r.pace is not None]
+        return Reading(min(r.seconds for r in found), min(launches, default=None), min(paces, default=None))
+
+    def read(self, run: Run) -> Reading:
+        """One run."""
+        if self.reference is None:
+            return Reading(wall(run, self.device))
+        return both_sides(run, self.device, self.reference)
 
 
 def _depth(structure: Structure, shapes: Sequence[Shape], whole: float, budget: float) -> int:

@@ -23,6 +23,7 @@ from shearling.models.structure import Structure
 
 FORMAT = 1
 RESTLESS = 0.15  # spread over time, from which on a table is not to be relied on
+WAITING = 1.2  # times its own work, from which on a GPU is said to wait for the host
 NOISE = 2.0  # spreads; a dip deeper than this is the hardware's own and stays
 
 Floats = NDArray[np.float64]
@@ -77,6 +78,7 @@ class Table:
     sublayers: list[Entry]
     whole_launch: float | None = None
     fixed_launch: float | None = None
+    runtime: str = "eager"
     versions: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -123,8 +125,9 @@ class Table:
     def __str__(self) -> str:
         shape = f"batch {self.batch_size}, length {self.seq_len}, {self.dtype}"
         threads = f", {self.threads} threads" if self.device_type == "cpu" else ""
+        graphs = ", as a CUDA graph" if self.runtime == "graphs" else ""
         lines = [
-            f"{self.model_type} on {self.device}: {shape}{threads}",
+            f"{self.model_type} on {self.device}: {shape}{threads}{graphs}",
             f"  whole forward pass {milli(self.dense)}, of which {milli(self.fixed)} cannot be pruned",
         ]
         for entry in self.sublayers:
@@ -133,6 +136,11 @@ class Table:
             if entry.launch is not None:
                 word += f" (launch {milli(entry.curve('launch')[-1])})"
             lines.append(word + f", {len(entry.units)} counts timed")
+        if self.dense > WAITING * self.whole:
+            lines.append(
+                f"  note: this GPU waits for the host: its own work takes {milli(self.whole)}, the launching of it "
+                f"{milli(self.dense)}. Served with CUDA graphs, the model would not wait: --runtime graphs times that"
+            )
         if self.unrest > RESTLESS:
             lines.append(f"  note: {restless(self.unrest)}")
         return "\n".join(lines)

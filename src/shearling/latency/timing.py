@@ -19,10 +19,14 @@ LONGEST_WAIT = 2.0  # seconds
 
 @dataclass(frozen=True)
 class Reading:
-    """One run: seconds of the device, and of the host where it runs beside the device."""
+    """One run: seconds of the device, and of the host where it runs beside the device.
+
+    pace  seconds the host took just then for a run that is always the same: hosts change their speed
+    """
 
     seconds: float
     launch: float | None = None
+    pace: float | None = None
 
 
 @dataclass(frozen=True)
@@ -54,15 +58,19 @@ def wall(run: Run, device: torch.device) -> float:
     return time.perf_counter() - begin
 
 
-def read(run: Run, device: torch.device) -> Reading:
-    """One run; on a GPU both sides of it, apart."""
-    if device.type != "cuda":
-        return Reading(wall(run, device))
+def launching(run: Run, device: torch.device) -> float:
+    """Seconds until the host has launched everything on a GPU that was idle."""
     torch.cuda.synchronize(device)
     begin = time.perf_counter()
     run()
-    launch = time.perf_counter() - begin
+    taken = time.perf_counter() - begin
     torch.cuda.synchronize(device)
+    return taken
+
+
+def both_sides(run: Run, device: torch.device, reference: Run) -> Reading:
+    """One run on a GPU, host and device apart."""
+    launch, pace = launching(run, device), launching(reference, device)
     # The device is kept busy while the host launches everything; then it works without ever waiting for the host.
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda._sleep(int(HEAD_START * min(1.5 * launch + 1e-4, LONGEST_WAIT)))
@@ -70,7 +78,7 @@ def read(run: Run, device: torch.device) -> Reading:
     run()
     end.record()
     end.synchronize()
-    return Reading(float(start.elapsed_time(end)) / 1e3, launch)
+    return Reading(float(start.elapsed_time(end)) / 1e3, launch, pace)
 
 
 def in_turns(runs: Sequence[Run], device: torch.device, *, rounds: int = 15, seconds: float = 20.0) -> list[Times]:

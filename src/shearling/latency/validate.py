@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shearling.errors import TableError
+from shearling.latency.runtime import RUNTIMES
 
 if TYPE_CHECKING:
     from shearling.latency.table import Table
@@ -154,7 +155,7 @@ def _known_dtype(value: Any) -> bool:
 
 
 _TIME = f"seconds: a number from 0 to {LONGEST:g}"
-_OPTIONAL = {"whole_launch", "fixed_launch", "launch", "launch_spread", "settings"}
+_OPTIONAL = {"runtime", "whole_launch", "fixed_launch", "launch", "launch_spread", "settings"}
 _TABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
     "device": (_text, "the name of a device"),
     "device_type": (_text, "a kind of device, such as 'cpu'"),
@@ -168,6 +169,7 @@ _TABLE: dict[str, tuple[Callable[[Any], bool], str]] = {
     "fixed": (_seconds, _TIME),
     "whole_launch": (_or_none(_seconds), _TIME),
     "fixed_launch": (_or_none(_seconds), _TIME),
+    "runtime": (lambda v: v in RUNTIMES, " or ".join(map(repr, RUNTIMES))),
     "versions": (lambda v: isinstance(v, dict), "an object of versions"),
     "settings": (lambda v: isinstance(v, dict), "an object"),
 }

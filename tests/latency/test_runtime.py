@@ -1,0 +1,46 @@
+"""Runs as they are and runs that were recorded; the recorder itself needs a GPU and is replaced here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from shearling.errors import InputError
+from shearling.latency import runtime as module
+from shearling.latency.runtime import runner
+from tiny import batches_of, inputs_of, model_of
+
+
+class Recorder:
+    """What a CUDA graph does, as far as anyone can tell from outside."""
+
+    def __init__(self, step: Callable[[], object], device: torch.device) -> None:
+        self.step, self.replays = step, 0
+
+    def replay(self) -> None:
+        self.replays += 1
+
+
+def test_eager_is_the_model_itself() -> None:
+    model, example = model_of("bert").eval(), inputs_of(batches_of(1)[0])
+    assert torch.equal(runner(model, example, "eager")().logits, model(**example).logits)  # type: ignore[attr-defined]
+
+
+def test_graphs_are_recorded_once_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "recorded", Recorder)
+    run = runner(model_of("bert"), inputs_of(batches_of(1)[0]), "graphs")
+    for _ in range(3):
+        run()
+    assert run.graph.replays == 3  # type: ignore[attr-defined]
+    assert run.run is run.graph.step  # type: ignore[attr-defined]  # alive as long as the graph
+
+
+def test_a_model_that_cannot_be_recorded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def recorded(step: Callable[[], object], device: torch.device) -> None:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nmore of it")
+
+    monkeypatch.setattr(module, "recorded", recorded)
+    with pytest.raises(InputError, match=r"BertFor\w+ cannot be recorded as a CUDA graph \(CUDA error: operation"):
+        runner(model_of("bert"), inputs_of(batches_of(1)[0]), "graphs")

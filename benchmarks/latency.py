@@ -156,18 +156,20 @@ def at_matched_accuracy(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         dense = score(loaded.model)
         for batch in args.batches:
             table = profiled(loaded.model, args, batch)
-            best: dict[str, Any] | None = None
+            best: Any = None
+            why = f"every ratio lost more than {args.loss}"
             for ratio in sorted(args.ratios, reverse=True):
                 try:
                     pruned = plan.prune(latency=ratio, table=table, correct=not args.predict)
-                except shearling.ConstraintError:
+                except shearling.ConstraintError as error:
+                    why = str(error)
                     break
                 value = score(pruned.model)
                 if dense - value > args.loss:
                     break
                 best = {"task": task, "dense": dense, "value": value}, pruned
             if best is None:
-                yield {"task": task, "batch": batch, "dense": dense, "none": f"every ratio lost more than {args.loss}"}
+                yield {"task": task, "batch": batch, "dense": dense, "none": why}
             else:
                 yield {**best[0], **row_of(batch, best[1], loaded.model, table, args)}
 

@@ -135,9 +135,9 @@ def growth() -> str:
     return markdown(["method", "", "time, of base", "by stage"], lines)
 
 
-def latency() -> str:
+def latency(name: str) -> str:
     """The benchmark's own table, without its notes."""
-    text = (BENCHMARKS / "latency-cpu-tasks.md").read_text(encoding="utf-8")
+    text = (BENCHMARKS / f"latency-{name}.md").read_text(encoding="utf-8")
     head, _, rest = text.partition("\n\n")
     return head + "\n\n" + "\n".join(line for line in rest.splitlines() if line.startswith("|"))
 
@@ -156,7 +156,11 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "tried": ("docs/method.md", lambda: by_task("tried", ("variant", "flops"))),
     "performance": ("docs/performance.md", speed),
     "memory": ("docs/performance.md", memory),
-    "latency": ("docs/results.md", latency),
+    "released": ("docs/method.md", lambda: by_task("released", ("flops", "variant"))),
+    "latency": ("docs/results.md", lambda: latency("cpu-tasks")),
+    "runtimes": ("docs/results.md", lambda: latency("cuda-bert-base-graphs")),
+    "graphs": ("docs/results.md", lambda: latency("cuda-bert-base-graphs-predict")),
+    "eager": ("docs/results.md", lambda: latency("cuda-bert-base-predict")),
     "growth": ("docs/performance.md", growth),
 }
 

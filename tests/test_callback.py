@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -105,6 +106,22 @@ def test_a_failure_after_the_training_does_not_lose_it(tmp_path: Path, caplog: p
     assert isinstance(callback.error, ConstraintError)
     assert "trained, but not pruned" in caplog.text
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_every_process_saves(
+    first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Saving waits for all processes, of which one writes: a process that stays away would leave the others hanging."""
+    saved: list[Path] = []
+    monkeypatch.setattr(shearling.Pruned, "save", lambda pruned, out, **options: saved.append(out))
+    trainer = trainer_of(model_of("bert"), tmp_path)
+    callback = shearling.PruneOnTrainEnd(flops=0.5, out=tmp_path / "half", samples=16)
+    state, loader = SimpleNamespace(is_world_process_zero=first), trainer.get_train_dataloader()
+    callback.on_train_end(trainer.args, state, trainer.control, model=trainer.model, train_dataloader=loader)
+    assert callback.error is None
+    assert saved == [tmp_path / "half"]
+    assert ("pruned model written" in caplog.text) == first
 
 
 def test_adapters_are_merged_before_pruning(tmp_path: Path) -> None:

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import shearling
+from data.tiny import SPECIAL, bert_config, bert_tokenizer, build
 from folders import TEXTS, rows_file
 from shearling.cli import run as command
-from shearling.compare import Agreement, agreement, choices, compare
+from shearling.compare import Agreement, Comparison, agreement, choices, compare
 from shearling.loading import load_model, load_tokenizer
 
 
@@ -36,6 +37,33 @@ def test_two_models_side_by_side(dense: Path, pruned: Path, tmp_path: Path) -> N
     assert theirs.bytes == (pruned / "model.safetensors").stat().st_size < ours.bytes
     assert theirs.params == sum(p.numel() for p in shearling.load(pruned).parameters())
     assert ours.milliseconds > 0
+
+
+def test_models_of_different_vocabularies_are_run_on_their_own_tokens(dense: Path, tmp_path: Path) -> None:
+    """Ids of the one are beyond the vocabulary of the other, which knows one type of token only."""
+    from tokenizers import Tokenizer
+    from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
+
+    state = json.loads(bert_tokenizer().backend_tokenizer.to_str())
+    state["model"]["vocab"] = {word: number for number, word in enumerate([*SPECIAL, "the", "good", "film"])}
+    names = {f"{name.strip('[]').lower()}_token": name for name in SPECIAL}
+    few = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)), **names)
+    few.save_pretrained(tmp_path / "few")
+    config = bert_config(type_vocab_size=1)
+    config.vocab_size = 8
+    build(BertForSequenceClassification, config).save_pretrained(tmp_path / "few")
+    rows = [{"text1": text, "text2": "walking 1 2 3", "label": n % 2} for n, text in enumerate(TEXTS)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    def run(*pair: Path) -> Comparison:
+        return compare(*map(str, pair), str(tmp_path / "rows.jsonl"), rounds=2, batch_size=2, device="cpu")
+
+    mixed = run(dense, tmp_path / "few")
+    assert mixed.agreement is None
+    for side, folder in zip(mixed.sides, (dense, tmp_path / "few"), strict=True):
+        alone = run(folder, folder).sides[0]
+        assert (side.value, side.macs, side.batch) == (alone.value, alone.macs, alone.batch)
+    assert mixed.sides[0].batch != mixed.sides[1].batch  # the second takes `walking` for one unknown word
 
 
 def test_the_same_model_twice_agrees_with_itself_without_labels(

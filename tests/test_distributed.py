@@ -19,8 +19,10 @@ from tiny import batches_of, model_of
 WORKER = """
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader
 import shearling
 from tiny import batches_of, model_of
 
@@ -43,6 +45,10 @@ except shearling.DataError as error:
     (folder / f"few.{rank}").write_text(str(error))
 plan = shearling.measure(model_of("bert").double(), batches_of(5, 3))
 plan.save(folder / "plan.safetensors")
+rows = [{name: values[i] for name, values in batch.items()} for batch in batches_of(5, 3) for i in range(3)]
+callback = shearling.PruneOnTrainEnd(flops=0.5, out=folder / "trained")
+args, state = SimpleNamespace(per_device_train_batch_size=3), SimpleNamespace(is_world_process_zero=rank == 0)
+callback.on_train_end(args, state, None, model=model_of("bert"), train_dataloader=DataLoader(rows))
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -93,6 +99,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
         assert "not empty" in (tmp_path / f"refused.{rank}").read_text()
         assert "1 examples for 2 processes" in (tmp_path / f"few.{rank}").read_text()
 
+    assert shearling.load(tmp_path / "trained").config.model_type == "bert"  # written by one, at the end of training
     plan = shearling.load_plan(tmp_path / "plan.safetensors", model_of("bert").double(), batches_of(5, 3))
     alone = shearling.prune(model_of("bert").double(), batches_of(5, 3), flops=0.5)
     assert [k.tolist() for k in plan.prune(flops=0.5).kept] == [k.tolist() for k in alone.kept]

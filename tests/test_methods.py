@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import shearling
-from shearling.errors import InputError
+from shearling.costs import count_macs, flops_limit
+from shearling.errors import ConstraintError, InputError
 from shearling.methods import Paper, Surgeon, configured, method_of
 from shearling.models.structure import structure_of
 from tiny import batches_of, model_of
@@ -51,13 +52,33 @@ def test_uniform_counts_obey_multiples() -> None:
     assert [layer["filters"] % 7 for layer in report.layers] == [0, 0]
 
 
-def test_random_importance_follows_the_methods_seed() -> None:
+@pytest.mark.parametrize("model_type", ["albert", "gpt2"])
+def test_uniform_counts_below_what_must_stay(model_type: str) -> None:
+    """Some units must stay in these models: there is a budget that they alone exceed, and none is exceeded."""
+    model = model_of(model_type, pad_token_id=0)
+    plan = shearling.measure(model, batches_of(1), method=Paper(allocation="uniform", rearrange=False, tune=False))
+    floors, dense = [s.floor for s in plan.structure.sublayers], count_macs(plan.structure, plan.lengths)
+    least = flops_limit(plan.structure, plan.lengths, 1.0).spent(floors) / dense
+    assert least > 0.02
+    with pytest.raises(ConstraintError, match=rf"flops=0\.02 cannot be met.*takes flops={least:.3g} of"):
+        plan.prune(flops=0.02)
+    kept = plan.prune(flops=1.0001 * least).kept
+    assert [len(units) for units in kept] == floors
+
+
+def test_random_importance_follows_the_runs_seed() -> None:
+    def pruned(seed: int) -> shearling.Pruned:
+        method = Paper(importance="random", rearrange=False, tune=False)
+        return shearling.prune(model_of("bert"), batches_of(1), flops=0.5, method=method, seed=seed)
+
     def kept(seed: int) -> list[list[int]]:
-        method = Paper(importance="random", rearrange=False, tune=False, seed=seed)
-        return [k.tolist() for k in shearling.prune(model_of("bert"), batches_of(1), flops=0.5, method=method).kept]
+        return [units.tolist() for units in pruned(seed).kept]
 
     assert kept(1) == kept(1)
     assert kept(1) != kept(2)
+    report = pruned(3).report.to_json()
+    assert report["seed"] == 3
+    assert "seed" not in report["settings"]  # there is one
 
 
 def test_without_repairs_the_kept_weights_are_the_dense_ones() -> None:

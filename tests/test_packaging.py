@@ -16,7 +16,7 @@ import shearling
 from shearling.cli import run
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = {"data", "eval", "plot", "export", "demo", "docs", "dev"}
+EXTRAS = {"data", "plot", "export", "demo", "docs", "dev"}
 OPTIONAL = ("datasets", "sklearn", "matplotlib", "onnx", "onnxruntime", "rich", "typer", "accelerate", "pyarrow")
 
 

@@ -201,6 +201,17 @@ def test_a_small_sample_is_warned_about() -> None:
     assert shearling.measure(model_of("bert"), batches_of(16)).warnings == []
 
 
+def test_flops_at_a_length_of_ones_own() -> None:
+    """Attention's share grows with the length, and with it what a budget leaves."""
+    model, batches = model_of("bert"), batches_of(2, 8)
+    long = shearling.prune(model, batches, flops=0.5, length=30)
+    assert long.report.mean_length == 30
+    assert long.report.flops.dense > 15 * shearling.prune(model, batches, flops=0.5, length=2).report.flops.dense
+    for length in (0, 41, float("nan"), float("inf")):
+        with pytest.raises(InputError, match="makes no sense"):
+            shearling.measure(model, batches, length=length)
+
+
 def test_samples_limits_the_sample() -> None:
     assert shearling.measure(model_of("bert"), batches_of(4, 4), samples=6).sample.examples == 6
 

@@ -12,13 +12,16 @@ import torch.nn.functional as F
 
 import shearling
 from bench import write_model, write_rows
+from shearling.checkpoint.load import read_record
 from shearling.cli import run
 from shearling.errors import CheckpointError, InputError, ModelError, OutputError
 from shearling.jobs import Source, Target, prune_source
 from shearling.loading import load_model, load_tokenizer
 from shearling.methods import Surgeon
+from shearling.report import describe
 from shearling.retrain import Recipe, retrain_source
-from shearling.retrain.train import distillation_loss
+from shearling.retrain.job import write_retrained
+from shearling.retrain.train import check_alone, distillation_loss
 
 RECIPE = Recipe(epochs=3, lr=2e-3, batch_size=16)
 
@@ -47,6 +50,8 @@ def test_it_learns_and_is_again_a_checkpoint(place: Path, tmp_path: Path) -> Non
     record = json.loads((out / "shearling.json").read_text())
     before = json.loads((place / "pruned" / "shearling.json").read_text())
     assert record["retrained"] == facts
+    assert record["evaluations"] == [facts["after"]]
+    assert f"**{facts['after']['value']:.2f}**" in (out / "README.md").read_text()
     assert record["layers"] == before["layers"]
     assert record["kept"] == before["kept"]
     assert (out / record["base"]).resolve() == (place / "model").resolve()
@@ -112,6 +117,72 @@ def test_half_precision_comes_back_in_half_precision(place: Path, tmp_path: Path
     again = Source(str(tmp_path / "pruned"), str(place / "train.jsonl"), "sst2", device="cpu")
     retrain_source(again, Recipe(epochs=1, batch_size=32), tmp_path / "out")
     assert shearling.load(tmp_path / "out").dtype == torch.bfloat16
+
+
+def test_several_gpus_are_one(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where `Trainer` sees two, it would wrap the model and take batches twice as large."""
+    from functools import cached_property
+
+    from transformers import TrainingArguments
+
+    found = vars(TrainingArguments)["_setup_devices"].func
+
+    def two(arguments: Any) -> torch.device:
+        device: torch.device = found(arguments)
+        arguments._n_gpu = 2
+        return device
+
+    devices: Any = cached_property(two)
+    devices.__set_name__(TrainingArguments, "_setup_devices")
+    monkeypatch.setattr(TrainingArguments, "_setup_devices", devices)
+    facts = train(place, tmp_path / "out", replace(RECIPE, epochs=1), teacher=str(place / "model"))["retrained"]
+    assert facts["steps"] == 160 / facts["batch_size"]
+
+
+def test_several_processes_are_refused(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InputError, match="a launcher started 2 of them"):
+        train(place, tmp_path / "out")
+    with pytest.raises(InputError, match="without torchrun"):
+        check_alone()
+    monkeypatch.setenv("RANK", "0")
+    assert run(["retrain", str(place / "pruned"), "--out", str(tmp_path / "out")]) == 2
+    assert "one process" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_record_and_card_say_what_was_done(place: Path, tmp_path: Path) -> None:
+    score = {"task": "sst2", "metric": "accuracy", "value": 70.0, "examples": 60}
+    drop = {"metric": "accuracy", "value": 70.001, "dense": 90.0, "examples": 60, "allowed": 20.0, "tried": []}
+    before = read_record(place / "pruned") | {"max_drop": drop}
+    facts = {"epochs": 3.0, "examples": 1600, "task": "sst2", "teacher": None, "before": score}
+    facts["after"] = score | {"value": 80.0}
+    write_retrained(
+        load_model(str(place / "pruned"), device="cpu"), place / "pruned", tmp_path / "out", before, facts, force=False
+    )
+    record, card = read_record(tmp_path / "out"), (tmp_path / "out" / "README.md").read_text()
+    assert record["evaluations"] == [score | {"value": 80.0, "dense": 90.0}]
+    assert "max_drop" not in record  # it was about other weights
+    assert "| accuracy, sst2 | 90.00 | **80.00** | 60 examples |" in card
+    assert "- retraining: 3 epochs over 1,600 examples of sst2; accuracy 70.00 -> 80.00" in card
+    assert "and then retrained" in card
+    for wrong in ("without retraining", "label-free", "not measured"):
+        assert wrong not in card
+    said = describe(record)
+    assert "to flops 0.4, then retrained" in said
+    assert "accuracy 70.00 -> 80.00" in said
+
+
+def test_an_unscored_retraining_keeps_no_score(place: Path, tmp_path: Path) -> None:
+    old = {"task": "sst2", "metric": "accuracy", "value": 70.0, "examples": 60}
+    before = read_record(place / "pruned") | {"evaluations": [old]}
+    facts = {"epochs": 0.5, "examples": 20, "task": "sst2", "teacher": "dense", "before": None, "after": None}
+    model = load_model(str(place / "pruned"), device="cpu")
+    write_retrained(model, place / "pruned", tmp_path / "out", before, facts, force=False)
+    assert "evaluations" not in read_record(tmp_path / "out")
+    assert "0.5 epochs over 20 examples of sst2, with a teacher" in describe(read_record(tmp_path / "out"))
 
 
 def outputs(**tensors: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -45,14 +45,57 @@ def test_batches_in_many_forms(form: str) -> None:
     assert sample.batches[0].labels["labels"].tolist() == batch["labels"].tolist()
 
 
-def test_single_examples_are_batches_of_one() -> None:
+def test_rows_are_put_together() -> None:
     """What iterating over a data set gives: no batch dimension."""
     batch = batches_of(1, 4)[0]
     rows = [{k: v[i].tolist() for k, v in batch.items()} for i in range(4)]
     sample = sample_of(rows)
+    assert [len(b) for b in sample] == [4]
     assert ids(sample) == batch["input_ids"].tolist()
-    assert [len(b) for b in sample] == [1, 1, 1, 1]
-    assert [b.labels["labels"].tolist() for b in sample] == [[label] for label in batch["labels"].tolist()]
+    assert sample.batches[0].labels["labels"].tolist() == batch["labels"].tolist()
+
+
+def rows_of_lengths(lengths: list[int], *, mask: bool = True) -> list[dict[str, Any]]:
+    """Rows as a tokenizer and `map` leave them: lists, a text beside them, a tag for every token."""
+    rows = []
+    for number, length in enumerate(lengths):
+        row: dict[str, Any] = {"input_ids": list(range(1, length + 1)), "labels": [number] * length, "text": "words"}
+        rows.append(row | ({"attention_mask": [1] * length} if mask else {}))
+    return rows
+
+
+def test_rows_of_unequal_length_are_padded_and_sorted() -> None:
+    sample = sample_of(rows_of_lengths([3, 7, 5, 3]))
+    (batch,) = sample
+    assert batch.inputs["attention_mask"].sum(1).tolist() == [3, 3, 5, 7]
+    assert batch.inputs["input_ids"][0].tolist() == [1, 2, 3, 0, 0, 0, 0]
+    assert batch.labels["labels"][2].tolist() == [2] * 5 + [-100] * 2
+    assert "text" not in batch.inputs
+    assert batch.indices.tolist() == [0, 1, 2, 3]
+
+
+def test_rows_without_a_mask_are_never_padded() -> None:
+    sample = sample_of(rows_of_lengths([3, 7, 5, 3], mask=False))
+    assert sorted(tuple(b.inputs["input_ids"].shape) for b in sample) == [(1, 5), (1, 7), (2, 3)]
+
+
+def test_many_rows_make_several_batches() -> None:
+    sample = sample_of(rows_of_lengths([5] * 70), limit=66)
+    assert [len(b) for b in sample] == [32, 32, 2]
+
+
+def test_rows_of_a_data_set_are_drawn_by_the_seed() -> None:
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_list([{"input_ids": [n, n], "attention_mask": [1, 1], "label": 0} for n in range(50)])
+
+    def drawn(seed: int) -> set[int]:
+        return {row[0] for row in ids(sample_of(data, limit=10, seed=seed))}
+
+    assert len(drawn(0)) == 10
+    assert drawn(0) == drawn(0) != drawn(1)
+    assert ids(sample_of(data)) == [[n, n] for n in range(50)]
+    images = datasets.Dataset.from_list([{"pixel_values": [[float(n)]], "label": n} for n in range(3)])
+    assert sample_of(images).batches[0].inputs["pixel_values"].shape == (3, 1, 1)
 
 
 @pytest.mark.parametrize("limit", [1, 5, 8, 100])
@@ -138,6 +181,14 @@ def test_the_fingerprint_is_of_the_examples_not_of_their_batches() -> None:
     assert sample.halved().fingerprint == sample.capped(24).fingerprint == sample.fingerprint
     assert sample_of(batches_of(2, 8, seed=1)).fingerprint != sample.fingerprint
     assert sample.first(15).fingerprint != sample.fingerprint
+
+
+def test_the_fingerprint_does_not_see_padding() -> None:
+    rows = rows_of_lengths([3, 5])
+    apart = sample_of([{k: [v] for k, v in row.items() if k != "text"} for row in rows])
+    assert len(apart) == 2
+    assert sample_of(rows).fingerprint == apart.fingerprint
+    assert sample_of(rows_of_lengths([3, 6])).fingerprint != apart.fingerprint
 
 
 def test_held_out_examples_can_come_last() -> None:

@@ -9,14 +9,17 @@ import pytest
 
 import shearling.pipeline
 from bench import write_model, write_rows
+from latency.tables import table_of
 from shearling.cli import run
 from shearling.errors import ConstraintError, InputError, OutputError
 from shearling.evaluate import evaluate
 from shearling.jobs import Source
 from shearling.loading import load_model, load_tokenizer
 from shearling.methods import Paper, Surgeon
+from shearling.models.structure import structure_of
 from shearling.sweep import Grid, grid_of, sweep_source
 from shearling.sweep import job as sweep_job
+from tiny import model_of
 
 BUDGETS = [{"flops": 0.8}, {"flops": 0.4}]
 FIELDS = {"method", "flops", "metric", "value", "seconds", "seed", "params", "layers", "dense"}
@@ -183,13 +186,39 @@ def test_a_dry_run_says_what_would_be_done(place: Path, tmp_path: Path, capsys: 
         ({"flops": ""}, "no budgets"),
         ({"flops": "0.5", "params": "0.5"}, "one kind of budget"),
         ({"latency": "0.5"}, "--table"),
+        ({"seeds": "0,-1"}, "-1 is none"),
+        ({"seeds": str(2**63)}, "is none"),
+        ({"table": Path("gone.json")}, "--latency only"),
+        ({"table": Path("gone.json"), "params": "0.5"}, "--latency only"),
+        ({"table": Path("gone.json"), "latency": "0.5"}, "Cannot read the latency table gone.json"),
     ],
 )
-def test_grids_that_make_no_sense(words: dict[str, str], told: str) -> None:
+def test_grids_that_make_no_sense(words: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
-        grid_of("surgeon", "0", **words)
+        grid_of("surgeon", **{"seeds": "0", **words})
     with pytest.raises(InputError, match="No method 'magic'"):
         grid_of("magic", "0")
+
+
+@pytest.mark.parametrize("rehearsed", [True, False])
+def test_a_table_is_checked_before_any_work(
+    rehearsed: bool, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], measurements: list[Any]
+) -> None:
+    arguments = [
+        "sweep", str(place / "model"), "--data", str(place / "train.jsonl"), "--eval", str(place / "dev.jsonl"),
+        "--task", "sst2", "--latency", "0.5", "--table", str(tmp_path / "table.json"), "--out", str(tmp_path / "out"),
+        "--device", "cpu", *(["--dry-run"] if rehearsed else []),
+    ]  # fmt: skip
+    assert run(arguments) == 2
+    assert "Cannot read the latency table" in capsys.readouterr().err
+    (tmp_path / "table.json").write_text("{")
+    assert run(arguments) == 2
+    assert "is not a latency table" in capsys.readouterr().err.replace("\n", " ")
+    table_of(structure_of(model_of("roberta"))).save(tmp_path / "table.json")  # sound, but of another model
+    assert run(arguments) == 2
+    assert "The latency table is of a roberta model" in capsys.readouterr().err.replace("\n", " ")
+    assert measurements == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_budgets_are_checked_before_any_work(tmp_path: Path) -> None:

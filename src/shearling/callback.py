@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from shearling.checkpoint.save import check_writable
+from shearling.costs import KINDS
 from shearling.errors import ConstraintError, DataError, InputError, ShearlingError
 from shearling.models.structure import structure_of
 from shearling.pipeline import prune
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from shearling.pipeline import Pruned
-
-CONSTRAINTS = ("flops", "params", "latency")
 
 logger = logging.getLogger("shearling")
 
@@ -46,7 +45,7 @@ class PruneOnTrainEnd(TrainerCallback):
         if unknown:
             names = ", ".join(sorted(known))
             raise InputError(f"No option {', '.join(unknown)} in shearling.prune; there are {names}.")
-        if all(options.get(name) is None for name in CONSTRAINTS):
+        if all(options.get(name) is None for name in KINDS):
             raise ConstraintError('Give a constraint: PruneOnTrainEnd(flops=0.5, out="my-model-50").')
         self.out, self.force, self.options = Path(out), force, options
         self.pruned: Pruned | None = None
@@ -60,8 +59,8 @@ class PruneOnTrainEnd(TrainerCallback):
         try:
             data = _alike_everywhere(kwargs.get("train_dataloader"), args, self.options.get("seed", 0))
             self.pruned = prune(_merged(kwargs["model"], copied=True), data, **self.options)
+            self.pruned.save(self.out, source=kwargs.get("processing_class"), force=self.force)  # all meet, one writes
             if state.is_world_process_zero:
-                self.pruned.save(self.out, source=kwargs.get("processing_class"), force=self.force)
                 logger.warning("pruned model written to %s\n%s", self.out, self.pruned)
         except ShearlingError as error:
             self.error = error

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,12 +16,12 @@ from torch import Tensor
 from shearling.costs import parameters, whole_macs
 from shearling.data import metrics
 from shearling.data.scores import Reader, score
-from shearling.errors import DataError, ModelError
+from shearling.errors import DataError
 from shearling.evaluate import Exam, make_exam, predict, read_outputs
 from shearling.latency.timing import Times, device_name, in_turns
-from shearling.loading import load_model, load_rows, load_tokenizer
+from shearling.loading import load_model, load_reader, load_rows
 from shearling.passes import device_of, frozen
-from shearling.sample import sample_of
+from shearling.sample import IGNORED, sample_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,12 +29,13 @@ if TYPE_CHECKING:
     from shearling.data import Batches, Task
     from shearling.stages import Watcher
 
-IGNORED = -100
-
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two: its score (None where the data has no labels), and its costs."""
+    """One of the two: its score (None where the data has no labels), and its costs.
+
+    batch  the shape of what it was timed on: a typical batch as this model reads the data
+    """
 
     model: str
     value: float | None
@@ -43,6 +45,7 @@ class Side:
     macs: int
     milliseconds: float
     spread: float
+    batch: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -56,13 +59,16 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The whole of it; `agreement` is None where the two do not read the same tokens or differ in their outputs."""
+    """The whole of it; `agreement` is None where the two do not read the same tokens or differ in their outputs.
+
+    batch  the first model's, examples before all else
+    """
 
     task: str
     metric: str
     examples: int
     agreement: Agreement | None
-    batch: tuple[int, int]
+    batch: tuple[int, ...]
     device: str
     sides: tuple[Side, Side]
 
@@ -93,33 +99,33 @@ def compare(
 
     names = (first, second)
     models = [load_model(name, device=device, trust_remote_code=trust_remote_code) for name in names]
-    tokenizers = [load_tokenizer(name, trust_remote_code=trust_remote_code) for name in names]
+    readers = [
+        load_reader(name, model, trust_remote_code=trust_remote_code) for name, model in zip(names, models, strict=True)
+    ]
     chosen = find_task(task) if task else infer_task(models[0])
     rows = load_rows(data, chosen, split="dev", limit=limit)
     exams = [
         make_exam(
-            model, tokenizer, rows, chosen, batch_size=batch_size, max_length=max_length, text_columns=text_columns,
+            model, reader, rows, chosen, batch_size=batch_size, max_length=max_length, text_columns=text_columns,
             label_column=label_column,
         )
-        for model, tokenizer in zip(models, tokenizers, strict=True)
+        for model, reader in zip(models, readers, strict=True)
     ]  # fmt: skip
     taken = [
         _Taken.of(exam, model, f"model {number}", watcher)
         for number, (exam, model) in enumerate(zip(exams, models, strict=True), start=1)
     ]
-    batch = _typical(taken[0].batches)
-    same_words = tokenizers[0].get_vocab() == tokenizers[1].get_vocab()
-    agreed = agreement(taken[0].notes, taken[1].notes) if same_words else None
-    times = _times(models, batch, rounds)
+    agreed = agreement(taken[0].notes, taken[1].notes) if _read_alike(readers, taken) else None
+    batches = [_typical(one.batches) for one in taken]
+    times = _times(models, batches, rounds)
     sides = [
-        Side(name, one.value, one.em, disk_bytes(name, model), parameters(model), _macs(model, taken[0].batches),
-             1e3 * time.median, 1e3 * time.spread)
-        for name, model, one, time in zip(names, models, taken, times, strict=True)
+        Side(name, one.value, one.em, disk_bytes(name, model), parameters(model), _macs(model, one.batches),
+             1e3 * time.median, 1e3 * time.spread, tuple(next(iter(batch.values())).shape))
+        for name, model, one, time, batch in zip(names, models, taken, times, batches, strict=True)
     ]  # fmt: skip
-    shape = next(iter(batch.values())).shape
     return Comparison(
-        chosen.name, taken[0].metric, len(rows), agreed, (int(shape[0]), int(shape[1])),
-        device_name(device_of(models[0])), (sides[0], sides[1]),
+        chosen.name, taken[0].metric, len(rows), agreed, sides[0].batch, device_name(device_of(models[0])),
+        (sides[0], sides[1]),
     )  # fmt: skip
 
 
@@ -157,6 +163,12 @@ class _Taken:
             run(encoder.batches(encoder.tokenize(exam.rows), exam.batch_size), None)
             return cls(None, None, task.metric, notes, seen[0])
         return cls(result.value, result.em, result.metric or task.metric, notes, seen[0])
+
+
+def _read_alike(readers: Sequence[Any], taken: Sequence[_Taken]) -> bool:
+    """Whether both were given the same examples in the same order, in the same words where there are words."""
+    words: list[Any] = [getattr(reader, "get_vocab", dict)() for reader in readers]
+    return bool(words[0] == words[1] and np.array_equal(taken[0].batches.order, taken[1].batches.order))
 
 
 def choices(outputs: Any, batch: dict[str, Tensor]) -> Tensor:
@@ -206,15 +218,17 @@ def _typical(batches: Batches) -> dict[str, Tensor]:
 
 
 def _macs(model: PreTrainedModel, batches: Batches) -> int:
+    """Of one example; images and sound have no tokens to count, and are taken as they are."""
     sample = sample_of(batches)
-    length = sample.mean_length
-    if length is None:
-        raise ModelError("the inputs are not tokens; compare models that read text")
-    return whole_macs(model, sample, length)
+    return whole_macs(model, sample, sample.mean_length or 0.0)
 
 
-def _times(models: Sequence[PreTrainedModel], batch: dict[str, Tensor], rounds: int) -> list[Times]:
+def _times(models: Sequence[PreTrainedModel], batches: Sequence[dict[str, Tensor]], rounds: int) -> list[Times]:
+    """Each model on its own batch: the other's tokens may not be in its vocabulary."""
     place = device_of(models[0])
-    inputs = {name: tensor.to(place) for name, tensor in batch.items()}
+    runs = [
+        partial(model, **{name: tensor.to(place) for name, tensor in batch.items()})
+        for model, batch in zip(models, batches, strict=True)
+    ]
     with frozen(models[0]), frozen(models[1]), torch.inference_mode():
-        return in_turns([partial(model, **inputs) for model in models], place, rounds=rounds)
+        return in_turns(runs, place, rounds=rounds)

@@ -28,7 +28,11 @@ _TARGETS = ("labels", "start_positions", "end_positions")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of `evaluate`: `value` is in points from 0 to 100, perplexity excepted."""
+    """The result of `evaluate`: `value` is in points from 0 to 100, perplexity excepted.
+
+    extra   other metrics of the same answers, by name
+    dense   what the model scored before it was pruned, where that is known
+    """
 
     task: str
     metric: str
@@ -37,20 +41,25 @@ class Evaluation:
     em: float | None
     extra: Mapping[str, float]
     seconds: float
+    dense: float | None = None
 
     def __str__(self) -> str:
         also = "" if self.em is None else f", exact match {self.em:.2f}"
+        also += "" if self.dense is None else f" (dense {self.dense:.2f})"
         return f"{self.task}: {self.metric} {self.value:.2f}{also} on {self.examples:,} examples ({self.seconds:.1f} s)"
 
-    def to_json(self) -> dict[str, str | float | int]:
-        """The fields of `shearling evaluate --json`."""
-        fields: dict[str, str | float | int] = {
+    def to_json(self) -> dict[str, Any]:
+        """The fields of `shearling evaluate --json`; what is not known is left out."""
+        fields: dict[str, Any] = {
             "task": self.task,
             "metric": self.metric,
             "value": round(self.value, 4),
             "examples": self.examples,
         }
-        return fields if self.em is None else fields | {"em": round(self.em, 4)}
+        also = {"em": self.em, "dense": self.dense}
+        fields |= {name: round(value, 4) for name, value in also.items() if value is not None}
+        extra = {name: round(value, 4) for name, value in self.extra.items()}
+        return fields | ({"extra": extra} if extra else {})
 
 
 def evaluate(
@@ -103,11 +112,11 @@ class Exam:
         self,
         model: PreTrainedModel,
         *,
-        device: str | torch.device = "auto",
+        device: str | torch.device | None = None,
         compile: bool = False,  # noqa: A002
         progress: Progress | None = None,
     ) -> Evaluation:
-        """Score one model; it is left as it was."""
+        """Score one model, where it is unless another device is given; it is left as it was."""
         began = time.perf_counter()
 
         def run(batches: Batches, read: Reader | None) -> torch.Tensor:
@@ -193,7 +202,7 @@ def predict(
     batches: Sequence[Batch],
     *,
     read: Reader = read_outputs,
-    device: str | torch.device = "auto",
+    device: str | torch.device | None = "auto",
     compile: bool = False,  # noqa: A002
     progress: Progress | None = None,
 ) -> torch.Tensor:
@@ -238,7 +247,7 @@ def _in_order(parts: list[torch.Tensor], batches: Sequence[Batch]) -> torch.Tens
 
 
 @contextmanager
-def _ready(model: PreTrainedModel, device: str | torch.device) -> Iterator[torch.device]:
+def _ready(model: PreTrainedModel, device: str | torch.device | None) -> Iterator[torch.device]:
     """The model in evaluation mode on the device; afterwards as it was, module by module."""
     home = next(model.parameters()).device
     place = _place(model, device, home)
@@ -255,8 +264,8 @@ def _ready(model: PreTrainedModel, device: str | torch.device) -> Iterator[torch
             module.training = mode
 
 
-def _place(model: PreTrainedModel, device: str | torch.device, home: torch.device) -> torch.device:
-    if len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
+def _place(model: PreTrainedModel, device: str | torch.device | None, home: torch.device) -> torch.device:
+    if device is None or len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
         return home  # spread over devices: it stays, and takes its inputs where it starts
     if device == "auto":
         return torch.device("cuda") if home.type == "cpu" and torch.cuda.is_available() else home

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shearling.checkpoint.load import read_record
+from shearling.checkpoint.record import add_evaluation, base_of
 from shearling.checkpoint.save import check_writable
 from shearling.costs import ratio_of
-from shearling.errors import ConstraintError, DataError, ModelError
+from shearling.errors import ConstraintError, DataError, ModelError, ShearlingError
 from shearling.latency.meet import checked_table
 from shearling.latency.table import load_table
 from shearling.loading import device_of, load_model, load_reader, load_rows
@@ -24,6 +27,12 @@ if TYPE_CHECKING:
     from shearling.data import Batches, Rows, Task
     from shearling.evaluate import Evaluation, Exam
     from shearling.maxdrop import Drop
+
+
+_log = logging.getLogger(__name__)
+
+SCORED_TOKENS = 2**16  # of a batch
+SAME_SCORE = 0.01  # points; one model's scores on the same rows differ by less, whatever the batches
 
 
 @dataclass(frozen=True)
@@ -42,11 +51,17 @@ class Source:
     device: str = "auto"
     dtype: str | None = None
     trust_remote_code: bool = False
+    length: float | None = None  # tokens of an example, for counting FLOPs; the sample's mean unless given
 
     @property
     def examples_per_batch(self) -> int:
         """As asked for, or many on a GPU, which would idle otherwise, and few on a CPU."""
         return self.batch_size or (512 if device_of(self.device).type == "cuda" else 32)
+
+    def scored_per_batch(self, task: Task) -> int:
+        """As asked for, or as many as fit into any memory at their longest: scoring does not try again with fewer."""
+        most = SCORED_TOKENS // (self.max_length or task.max_length)
+        return self.batch_size or max(1, min(self.examples_per_batch, most))
 
 
 @dataclass(frozen=True)
@@ -138,7 +153,7 @@ def exam_of(source: Source, loaded: Loaded, evaluation: str | None, *, limit: in
         loaded.tokenizer,
         load_rows(evaluation, loaded.task, split="dev"),
         loaded.task,
-        batch_size=2 * source.examples_per_batch,
+        batch_size=source.scored_per_batch(loaded.task),
         max_length=source.max_length,
         text_columns=source.text_columns,
         label_column=source.label_column,
@@ -154,7 +169,13 @@ def measure_source(
     if target is not None:
         checked_table(target.table, target.latency, loaded.model)
     plan = measure(
-        loaded.model, loaded.batches, method=method, samples=source.samples, seed=source.seed, watcher=watcher
+        loaded.model,
+        loaded.batches,
+        method=method,
+        samples=source.samples,
+        seed=source.seed,
+        length=source.length,
+        watcher=watcher,
     )
     if source.trust_remote_code:
         plan = replace(plan, warnings=[*plan.warnings, "code that came with the model was run (--trust-remote-code)"])
@@ -222,14 +243,52 @@ def evaluate_source(
         load_reader(source.model, model, trust_remote_code=source.trust_remote_code),
         load_rows(source.data, task, split="dev"),
         task,
-        batch_size=source.examples_per_batch,
+        batch_size=source.scored_per_batch(task),
         max_length=source.max_length,
         text_columns=source.text_columns,
         label_column=source.label_column,
+        device=source.device,
         compile=compiled,
         limit=limit,
         progress=None if watcher is None else partial(watcher, "evaluate"),
     )
+
+
+def record_evaluation(
+    source: Source, *, limit: int | None = None, compiled: bool = False, watcher: Watcher | None = None
+) -> Evaluation:
+    """Score a checkpoint and write that into its record and card, beside the dense model's score.
+
+    The latter is taken from the record where it is there, else from the dense model where it lies on this machine.
+    """
+    folder = Path(source.model)
+    record = read_record(folder)  # before the work: is it a checkpoint of ours?
+    base = base_of(folder)
+    result = evaluate_source(source, limit=limit, compiled=compiled, watcher=watcher)
+    dense = known_dense(record, result.to_json())
+    if dense is None and base is not None:
+        add_evaluation(folder, result.to_json())  # whatever becomes of the other
+        try:
+            dense = evaluate_source(replace(source, model=base), limit=limit, compiled=compiled, watcher=watcher).value
+        except ShearlingError as error:
+            _log.warning("the dense model %s could not be scored: %s", base, error)
+    result = replace(result, dense=dense)
+    add_evaluation(folder, result.to_json())
+    return result
+
+
+def known_dense(record: dict[str, Any], score: dict[str, Any]) -> float | None:
+    """What a record says the dense model scored on the rows of `score`; the pruned model's own score tells them."""
+    wanted = score["metric"], score["examples"]
+    for entry in (record.get("max_drop"), *(record.get("evaluations") or [])):
+        if not isinstance(entry, dict) or (entry.get("metric"), entry.get("examples")) != wanted:
+            continue
+        value, dense = (entry.get(name) for name in ("value", "dense"))
+        if not isinstance(value, (int, float)) or not isinstance(dense, (int, float)):
+            continue
+        if entry.get("task", score["task"]) == score["task"] and abs(value - score["value"]) <= SAME_SCORE:
+            return float(dense)
+    return None
 
 
 def needs_labels(method: Method, source: Source) -> bool:

@@ -136,7 +136,8 @@ def describe_drop(found: dict[str, Any]) -> str:
     """What was tried, in words."""
     lines = [f"  {found['metric']} of dense {found['dense']:.2f}, allowed to lose {found['allowed']:g}; tried:"]
     for tried in found["tried"]:
-        score = "cannot be met" if tried["value"] is None else f"{tried['value']:.2f} ({-tried['drop']:+.2f})"
+        value = tried["value"]
+        score = "cannot be met" if value is None else f"{value:.2f} ({value - found['dense']:+.2f})"
         lines.append(f"    {found['by']} {tried['budget']:.2f}  {score}  {'ok' if tried['allowed'] else 'too much'}")
     return "\n".join(lines)
 

@@ -29,6 +29,7 @@ from shearling.errors import ConstraintError, DataError, InputError, ModelError
 from shearling.latency.meet import ALIGNED, checked_table, meet, table_for
 from shearling.methods import Evidence, Method, Repaired, asked, method_of
 from shearling.models.offloaded import with_all_weights
+from shearling.models.positions import positions_of
 from shearling.models.shrink import shrink
 from shearling.models.structure import Structure, structure_of
 from shearling.passes import bounded, device_of, with_halving
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 SAMPLES = 2048
 FEW = 64
+MOST_TOKENS = 2**20  # of an example; one of them is run to count FLOPs
 NO_CONSTRAINT = "Give a constraint: flops=0.5, params=0.5 or latency=0.5 (several may be given together)."
 
 
@@ -204,22 +206,28 @@ def measure(
     method: str | Method = "surgeon",
     samples: int = SAMPLES,
     seed: int = 0,
+    length: float | None = None,
     watcher: Watcher | None = None,
 ) -> Plan:
     """Look at the model once, over a sample of its data; the plan then prunes to any constraint.
 
-    data     a re-iterable of batches: dicts of tensors, as a DataLoader gives them
+    data     a tokenised `datasets.Dataset`, of whose rows `samples` are drawn by the seed; or a re-iterable of batches,
+             dicts of tensors as a DataLoader gives them, of which the first are taken
+    length   tokens of an example, for counting FLOPs; the mean of the sample's, without padding, unless given
     watcher  called with (stage, done, total) as the work goes on
     """
     structure = prunable(model)
     model = structure.model
     chosen = method_of(method)
+    longest = positions_of(model.config) or MOST_TOKENS
+    if length is not None and not 1 <= length <= longest:
+        raise InputError(f"A length of {length} tokens makes no sense for this model; give 1 to {longest}.")
     device = device_of(model)
-    given = sample_of(data, limit=samples, accepts=accepted_inputs(model))
+    given = sample_of(data, limit=samples, accepts=accepted_inputs(model), seed=seed)
     sample = bounded(given, device, backward=False)
     _check_tokens(model, sample)
     stages = Stages(watcher)
-    lengths = sequence_lengths(structure, sample)
+    lengths = sequence_lengths(structure, sample) if length is None else [length] * len(structure.sublayers)
     rank, world = rank_and_world()
     if sample.examples < world:
         raise DataError(f"The sample has {sample.examples} examples for {world} processes; every one needs some.")
@@ -247,6 +255,7 @@ def prune(
     multiple_of: int | None = None,
     samples: int = SAMPLES,
     seed: int = 0,
+    length: float | None = None,
     watcher: Watcher | None = None,
 ) -> Pruned:
     """Prune once. The model is left untouched; the result holds a smaller copy.
@@ -259,7 +268,7 @@ def prune(
     if not given:
         raise ConstraintError(NO_CONSTRAINT)
     table = checked_table(table, latency, model)
-    plan = measure(model, data, method=method, samples=samples, seed=seed, watcher=watcher)
+    plan = measure(model, data, method=method, samples=samples, seed=seed, length=length, watcher=watcher)
     return plan.prune(
         flops=flops, params=params, latency=latency, table=table, correct=correct, multiple_of=multiple_of
     )
@@ -320,6 +329,8 @@ def prunable(model: PreTrainedModel) -> Structure:
     for name, parameter in model.named_parameters():
         if parameter.device.type == "meta":
             raise ModelError(f"'{name}' has no values (meta device); load the model's weights first.")
+        if parameter.device.type not in ("cpu", "cuda"):
+            raise ModelError(f"'{name}' is on {parameter.device.type}, which lacks float64; move the model to the cpu.")
         if not torch.isfinite(parameter).all():
             raise ModelError(f"'{name}' holds NaN or infinite values; the checkpoint is damaged or overflowed.")
     structure = structure_of(model)

@@ -97,7 +97,9 @@ def versions() -> dict[str, str]:
 def describe(record: dict[str, Any]) -> str:
     """The picture of a run: a bar per sublayer, costs before and after, seconds per stage."""
     asked = ", ".join(f"{name} {ratio:g}" for name, ratio in record["constraint"].items())
-    lines = [f"{record['model_type']} pruned by {record['method']} to {asked}", ""]
+    retrained = record.get("retrained")
+    after = ", then retrained" if retrained else ""
+    lines = [f"{record['model_type']} pruned by {record['method']} to {asked}{after}", ""]
     lines += layer_bars(record["layers"], record["dense_layers"])
     lines.append("")
     for name, label in (("flops", "MACs, layers"), ("flops_model", "MACs, model")):
@@ -107,6 +109,8 @@ def describe(record: dict[str, Any]) -> str:
     latency = record.get("latency")
     if latency:
         lines.append(f"  {'latency':<20}{latency_line(latency)}")
+    if retrained:
+        lines.append(f"  {'retrained':<20}{retraining_line(retrained)}")
     lines.append("")
     stages = "  ".join(f"{name} {seconds:.2f}" for name, seconds in record["seconds"].items())
     lines.append(f"  seconds: {stages}")
@@ -128,6 +132,18 @@ def latency_line(latency: dict[str, Any]) -> str:
     return words
 
 
+def retraining_line(facts: dict[str, Any]) -> str:
+    """`3 epochs over 67,349 examples of sst2; accuracy 80.05 -> 86.70`, with the teacher where there was one."""
+    epochs, examples = (_number(facts.get(name)) for name in ("epochs", "examples"))
+    words = f"{epochs} epochs over {examples} examples of {facts.get('task')}"
+    if facts.get("teacher"):
+        words += ", with a teacher"
+    before, after = facts.get("before"), facts.get("after")
+    if before and after:
+        words += f"; {after['metric']} {before['value']:.2f} -> {after['value']:.2f}"
+    return words
+
+
 def layer_bars(layers: Sequence[dict[str, int]], dense: Sequence[dict[str, int]]) -> list[str]:
     """`  3  heads ████░░ 7/12   filters ███░░░ 812/3072` for every layer."""
     lines = []
@@ -140,6 +156,10 @@ def layer_bars(layers: Sequence[dict[str, int]], dense: Sequence[dict[str, int]]
             parts.append(f"{kind} {'█' * full}{'░' * (BAR - full)} {left:>5}/{total:<5}")
         lines.append(f"  {depth:>3}  " + "  ".join(parts))
     return lines
+
+
+def _number(value: Any) -> str:
+    return f"{value:,.10g}" if isinstance(value, (int, float)) else str(value)
 
 
 def _cost_line(label: str, cost: dict[str, float]) -> str:

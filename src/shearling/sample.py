@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,8 @@ from shearling.errors import DataError
 
 LABELS = ("labels", "label", "start_positions", "end_positions")
 ASSUMED_LENGTH = 256  # tokens of an example that does not show them: an image, a sound
+ROWS = 32  # of a data set, in a batch
+IGNORED = -100  # the label that torch's losses leave out
 HELD_OUT = 8  # one example in eight is kept from fits, to judge them
 
 
@@ -111,17 +114,22 @@ class Sample:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 over every example, however they are batched: the same sample gives the same report."""
+        """SHA-256 over every example, however they are batched and padded: the same sample gives the same report."""
         digest = hashlib.sha256()
         for batch in self.batches:
             columns = []
             for name, value in sorted((batch.inputs | batch.labels).items()):
                 plain = value.float() if value.dtype == torch.bfloat16 else value
-                columns.append((f"{name}{tuple(value.shape[1:])}{value.dtype}", plain.cpu().numpy()))
+                columns.append((f"{name} {value.dtype}", plain.cpu().numpy()))
+            mask = batch.inputs.get("attention_mask")
+            real = None if mask is None or mask.dim() != 2 else mask.bool().cpu().numpy()
             for row in range(len(batch)):
                 for head, values in columns:
-                    digest.update(head.encode())
-                    digest.update(np.ascontiguousarray(values[row]).tobytes())
+                    found = values[row]
+                    if real is not None and found.shape[:1] == real.shape[1:]:
+                        found = found[real[row]]
+                    digest.update(f"{head} {found.shape}".encode())
+                    digest.update(np.ascontiguousarray(found).tobytes())
         return digest.hexdigest()
 
     def halved(self) -> Sample:
@@ -168,8 +176,11 @@ def accepted_inputs(model: Any) -> frozenset[str]:
     return frozenset(parameter.name for parameter in named if parameter.kind in kinds)
 
 
-def sample_of(data: Any, *, limit: int | None = None, accepts: Collection[str] = ()) -> Sample:
-    """Any re-iterable of batches as a sample of at most `limit` examples.
+def sample_of(data: Any, *, limit: int | None = None, accepts: Collection[str] = (), seed: int = 0) -> Sample:
+    """A tokenised data set, or any re-iterable of batches, as a sample of at most `limit` examples.
+
+    Of a data set with more rows than that, some are drawn by the seed; of batches, the first ones are taken. Rows are
+    put together into batches of similar length.
 
     Batches may bring more than the model takes (`idx`, `text`): what is neither a label nor in `accepts` is dropped,
     as Trainer does. Without `accepts`, everything stays.
@@ -182,7 +193,7 @@ def sample_of(data: Any, *, limit: int | None = None, accepts: Collection[str] =
         raise DataError(f"The sample must be an iterable of batches (dicts of tensors); got {type(data).__name__}.")
     batches: list[Batch] = []
     start = 0
-    for number, raw in enumerate(data):
+    for number, raw in enumerate(_batches_in(data, limit, accepts, seed)):
         batch = _batch(raw, number, start, accepts)
         if limit is not None and start + len(batch) > limit:
             batch = batch.part(0, limit - start)
@@ -198,19 +209,80 @@ def sample_of(data: Any, *, limit: int | None = None, accepts: Collection[str] =
     return Sample(tuple(batches))
 
 
+def _batches_in(data: Any, limit: int | None, accepts: Collection[str], seed: int) -> Iterator[Any]:
+    """What there is to run, batch by batch: rows of a data set are put together first."""
+    if hasattr(data, "column_names") and hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        drawn = np.random.default_rng(seed).permutation(len(data))[:limit]
+        yield from _put_together((data[int(row)] for row in np.sort(drawn)), accepts)
+        return
+    items = iter(data)
+    first = next(items, None)
+    everything = itertools.chain([] if first is None else [first], items)
+    yield from _put_together(itertools.islice(everything, limit), accepts) if _is_row(first) else everything
+
+
+def _is_row(raw: Any) -> bool:
+    """Whether this is one example, not a batch of them."""
+    ids = raw.get("input_ids") if isinstance(raw, Mapping) else None
+    return ids is not None and np.ndim(ids) == 1
+
+
+def _put_together(rows: Iterable[Any], accepts: Collection[str]) -> Iterator[Any]:
+    """Batches of rows that differ in length only, the shortest first; those without a mask are never padded."""
+    alike: dict[Hashable, list[dict[str, Tensor]]] = {}
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            yield row  # complained about where batches are
+            return
+        wanted = (k for k in row if _is_wanted(k, accepts) and (k == "input_ids" or not _is_text(row[k])))
+        tensors = {k: _host(row[k], k, number) for k in wanted}
+        length = _length(tensors)
+        padded = "attention_mask" in tensors
+        shape = tuple((k, *(None if padded and n == length else n for n in v.shape)) for k, v in tensors.items())
+        alike.setdefault(shape, []).append(tensors)
+    for group in alike.values():
+        group.sort(key=_length)
+        for start in range(0, len(group), ROWS):
+            yield _padded(group[start : start + ROWS])
+
+
+def _is_wanted(key: str, accepts: Collection[str]) -> bool:
+    return not accepts or key in accepts or key in LABELS
+
+
+def _is_text(value: Any) -> bool:
+    return value is None or isinstance(value, str) or (isinstance(value, list) and bool(value) and _is_text(value[0]))
+
+
+def _length(row: dict[str, Tensor]) -> int:
+    return len(row["input_ids"]) if "input_ids" in row and row["input_ids"].dim() else 0
+
+
+def _padded(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+    longest = max(map(_length, rows))
+
+    def filled(name: str, value: Tensor, missing: int) -> Tensor:
+        if not missing or not value.dim() or len(value) != longest - missing:
+            return value
+        filler = value.new_full((missing, *value.shape[1:]), IGNORED if name in LABELS else 0)
+        return torch.cat([value, filler])
+
+    return {
+        name: torch.stack([filled(name, row[name], longest - _length(row)) for row in rows]) for name in rows[0]
+    }  # fmt: skip
+
+
 def _batch(raw: Any, number: int, start: int, accepts: Collection[str] = ()) -> Batch:
     if not isinstance(raw, Mapping):
         raise DataError(
             f"Batch {number} of the sample is a {type(raw).__name__}; expected a dict of tensors such as "
             "{'input_ids': ..., 'attention_mask': ...}."
         )
-    wanted = [key for key in raw if not accepts or key in accepts or key in LABELS]
+    wanted = [key for key in raw if _is_wanted(key, accepts)]
     tensors = {key: _host(raw[key], key, number) for key in wanted if raw[key] is not None}
     if not tensors.keys() - set(LABELS):
         takes = f"; the model takes {sorted(set(accepts) - set(LABELS))}" if accepts else ""
         raise DataError(f"Batch {number} of the sample brings {sorted(raw)}, and nothing the model can run on{takes}.")
-    if "input_ids" in tensors and tensors["input_ids"].dim() == 1:  # a row of a data set: a batch of one
-        tensors = {key: value[None] for key, value in tensors.items()}
     lengths = {key: len(value) for key, value in tensors.items() if value.dim()}
     if not lengths or len(set(lengths.values())) != 1:
         raise DataError(f"The tensors of batch {number} do not agree on the number of examples: {lengths}.")

@@ -13,6 +13,14 @@ from shearling.passes import Progress
 Watcher = Callable[[str, int, int], None]  # (stage, done, total)
 
 
+def _wait_for_gpus() -> None:
+    """Until the GPUs in use have done what they were told; a model may be on any of them, or on several."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        for number in range(torch.cuda.device_count()):
+            if torch.cuda.memory_allocated(number):
+                torch.cuda.synchronize(number)
+
+
 class Stages:
     """Times stages by name; a name used twice adds up."""
 
@@ -31,7 +39,6 @@ class Stages:
         start = time.perf_counter()
         progress(0, 1)
         yield progress
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            torch.cuda.synchronize()
+        _wait_for_gpus()
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
         progress(1, 1)

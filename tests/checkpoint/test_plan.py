@@ -98,5 +98,8 @@ def test_only_plans_of_surgeon_are_saved(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_to(plan: shearling.Plan, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError):
-        plan.save(tmp_path / "file" / "plan")
+    (tmp_path / "folder").mkdir()
+    for place in (tmp_path / "file" / "plan", tmp_path / "folder"):
+        with pytest.raises(OutputError, match=f"Cannot write {place}: .*directory|exists"):
+            plan.save(place)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]

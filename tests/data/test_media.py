@@ -14,9 +14,12 @@ import transformers
 
 from families import tiny_model
 from shearling.cli import run
+from shearling.compare import compare
 from shearling.data import as_rows, encode, read_rows
 from shearling.errors import DataError
 from shearling.evaluate import evaluate
+from shearling.export.job import example_inputs
+from shearling.loading import load_model
 
 PIL = pytest.importorskip("PIL.Image")
 RATE = 16000
@@ -114,6 +117,38 @@ def test_prune_and_evaluate_from_a_folder_of_images(
     assert record["examples"] == 72
     result = evaluate(model, processor, pictures)
     assert 0 <= result.value <= 100
+
+
+def test_compare_retrain_and_export_from_a_folder_of_images(
+    pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vit_directory(tmp_path / "vit")
+    dense, half, data = str(tmp_path / "vit"), str(tmp_path / "half"), ["--data", str(pictures)]
+    assert run(["prune", dense, *data, "--flops", "0.5", "--out", half, "--device", "cpu", "--quiet"]) == 0
+    capsys.readouterr()
+    assert run(["compare", dense, half, *data, "--device", "cpu", "--json", "--quiet"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["agreement"]["count"] == 72
+    assert 0 < said["models"][1]["macs"] < said["models"][0]["macs"]
+    assert said["batch"] == said["models"][0]["batch"] == [32, 3, 16, 16]
+    out = str(tmp_path / "retrained")
+    more = ["--eval", str(pictures), "--teacher", dense, "--epochs", "1", "--device", "cpu", "--json", "--quiet"]
+    assert run(["retrain", half, *data, "--out", out, *more]) == 0
+    assert json.loads(capsys.readouterr().out)["retrained"]["after"]["examples"] == 72
+    batches = example_inputs(load_model(half, device="cpu"), half, str(pictures), None)
+    assert [tuple(batch["pixel_values"].shape[1:]) for batch in batches] == [(3, 16, 16)] * len(batches)
+    assert list(batches[0]) == ["pixel_values"]
+
+
+def test_compare_models_of_sound(sounds: Path, tmp_path: Path) -> None:
+    tiny_model("wav2vec2").save_pretrained(tmp_path / "model")
+    extractor = transformers.Wav2Vec2FeatureExtractor(sampling_rate=RATE, return_attention_mask=True)
+    extractor.save_pretrained(tmp_path / "model")
+    model = str(tmp_path / "model")
+    result = compare(model, model, str(sounds), task="classification", batch_size=3, rounds=2, device="cpu")
+    assert result.agreement is not None
+    assert (result.agreement.value, result.agreement.count) == (100, 6)
+    assert result.sides[0].macs == result.sides[1].macs > 0
 
 
 def test_sounds_are_padded_and_masked(sounds: Path) -> None:

@@ -64,3 +64,12 @@ def test_costs_nothing_at_zero_whatever_the_table_says() -> None:
 
 def test_no_units() -> None:
     assert fit(np.array([0.0]))(0) == 0
+
+
+@pytest.mark.parametrize("units", [12, 100, 3072])
+@pytest.mark.parametrize("level", [0.0, 1e-5, 7.3e-5, 0.1, 1 / 3])
+def test_a_flat_curve_has_no_threshold(units: int, level: float) -> None:
+    """All thresholds fit it equally well but for rounding; a high one would keep units that nothing asks for."""
+    found = fit(np.array([0.0] + [level] * units))
+    assert found.threshold == 0
+    assert found(units) == pytest.approx(level)

@@ -137,10 +137,13 @@ def test_inputs_without_a_mask_and_with_the_right_shape() -> None:
     assert {k: tuple(v.shape) for k, v in inputs.items()} == {"input_ids": (3, 10)}
     with pytest.raises(InputError, match="40 positions"):
         example_inputs(model_of("bert"), 1, 41)
+    with pytest.raises(InputError, match=r"\d+ positions"):  # RoBERTa's begin after the padding index
+        example_inputs(model_of("roberta"), 1, model_of("roberta").config.max_position_embeddings)
     with pytest.raises(InputError, match="batch size of 0"):
         example_inputs(model_of("bert"), 0, 4)
 
 
 def test_own_inputs() -> None:
-    table = profile(model_of("bert"), budget=0.1, threads=1, inputs=inputs_of(batches_of(1)[0]))
-    assert table.whole > 0
+    inputs = inputs_of(batches_of(1)[0])
+    table = profile(model_of("bert"), budget=0.1, threads=1, inputs=inputs)
+    assert (table.batch_size, table.seq_len) == tuple(inputs["input_ids"].shape)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,24 @@ def test_refused_with_what_to_do(change: Any, tmp_path: Path) -> None:
     path.write_text(json.dumps(record), encoding="utf-8")
     with pytest.raises(TableError, match=r"table\.json.*shearling profile"):
         load_table(path)
+
+
+def test_a_gpu_that_waits_for_its_host_is_told() -> None:
+    structure = structure_of(model_of("bert"))
+    table = replace(table_of(structure, launch=True), whole_launch=0.05, fixed_launch=0.02)
+    assert (table.pace, table.floor) == ("launch", 0.02)
+    assert "50 ms, of which 20 ms cannot be pruned" in str(table)
+    assert "this GPU waits for the host" in str(table)
+    assert "waits for the host" not in str(table_of(structure))
+
+
+def test_a_restless_host_counts_where_it_sets_the_pace() -> None:
+    structure = structure_of(model_of("bert"))
+    calm = replace(table_of(structure, launch=True), whole_launch=0.05)
+    restless = [replace(entry, launch_spread=entry.launch) for entry in calm.sublayers]
+    assert calm.unrest == 0.0
+    assert replace(calm, sublayers=restless).unrest == pytest.approx(1.0)
+    assert replace(calm, sublayers=restless, whole_launch=1e-4).unrest == 0.0
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'{"a": 1}', b"null"])

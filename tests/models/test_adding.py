@@ -37,7 +37,7 @@ def test_the_page_runs_from_top_to_bottom(monkeypatch: pytest.MonkeyPatch, capsy
 
 def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["architectures", "--json"]) == 0
-    entries = json.loads(capsys.readouterr().out)
+    entries = json.loads(capsys.readouterr().out)["architectures"]
     by_name = {entry["model_type"]: entry for entry in entries}
     assert len(by_name) == len(entries)
     wanted = (

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from shearling.report import short
+from shearling.report import retraining_line, short
 
 # Carried over from the source's card as they are.
 CARRIED = ("license", "license_name", "license_link", "language", "datasets", "metrics", "pipeline_tag", "widget")
@@ -118,9 +118,9 @@ def refreshed(text: str, before: dict[str, Any], after: dict[str, Any]) -> str:
 
 
 def title(record: dict[str, Any]) -> str:
-    """`bert-base-uncased, pruned to 50% of its FLOPs`."""
+    """`bert-base-uncased, pruned to 50% of its FLOPs`, and whether it was retrained."""
     base = str(record.get("base") or record["model_type"]).rstrip("/").rpartition("/")[2]
-    return f"{base}, pruned to {constraint(record)}"
+    return f"{base}, pruned to {constraint(record)}" + (" and retrained" if record.get("retrained") else "")
 
 
 def constraint(record: dict[str, Any]) -> str:
@@ -137,9 +137,10 @@ def _summary(record: dict[str, Any]) -> str:
     facts = record.get("card") or {}
     base = facts.get("base_model")
     linked = f" [{base}](https://huggingface.co/{base})" if isinstance(base, str) else " a fine-tuned model"
+    retrained = "and then retrained" if record.get("retrained") else "without retraining"
     return (
         f"This is{linked} with attention heads and FFN filters removed by shearling "
-        f"{record.get('versions', {}).get('shearling', '')}, without retraining. It is an ordinary, smaller dense "
+        f"{record.get('versions', {}).get('shearling', '')}, {retrained}. It is an ordinary, smaller dense "
         f"`{record.get('architecture') or record['model_type']}`: no masks, no sparse kernels."
     )
 
@@ -214,12 +215,15 @@ def _provenance(record: dict[str, Any]) -> str:
         )
     if "total" in seconds:
         lines.append(f"- time: {seconds['total']:.1f} s")
+    if record.get("retrained"):
+        lines.append(f"- retraining: {retraining_line(record['retrained'])}")
     versions = ", ".join(f"{name} {version}" for name, version in record.get("versions", {}).items())
     return "\n".join([*lines, *([f"- versions: {versions}"] if versions else [])])
 
 
 def _label_free(record: dict[str, Any]) -> bool:
-    return record["method"] == "surgeon" and not record.get("settings", {}).get("labels")
+    labels = record.get("settings", {}).get("labels") or record.get("retrained")
+    return record["method"] == "surgeon" and not labels
 
 
 def _limits(record: dict[str, Any]) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from shearling.costs import KINDS
+
 MAX_SIZE = 2**24  # rows or columns of a projection
-KINDS = {"flops", "params", "latency"}
 MAX_NUMBER = 1e30  # costs, seconds, scores; neither NaN nor infinity is below
 
 
@@ -60,7 +61,7 @@ _LAYERS = _list_of(_object_of(is_count))
 WANTED: dict[str, Callable[[Any], bool]] = {
     "method": _text,
     "model_type": _text,
-    "constraint": lambda value: _object_of(_number)(value) and value.keys() <= KINDS,
+    "constraint": lambda value: _object_of(_number)(value) and value.keys() <= {*KINDS},
     "sample": _with({"examples": is_count, "mean_length": _number, "fingerprint": _text}),
     **dict.fromkeys(("flops", "params", "flops_model", "params_model"), _COST),
     **dict.fromkeys(("layers", "dense_layers"), _LAYERS),

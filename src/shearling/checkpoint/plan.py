@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from shearling.distributed import on_first
-from shearling.errors import CheckpointError, InputError, OutputError
+from shearling.errors import CheckpointError, InputError
+from shearling.files import write_whole
 from shearling.methods import Surgeon
 from shearling.models.structure import Structure
 from shearling.passes import bounded, device_of
@@ -41,20 +42,8 @@ def save_plan(plan: Plan, path: Path) -> Path:
         "examples": plan.sample.examples,
         "method": asdict(plan.method),
     }
-    partial = path.with_name(path.name + ".part")
-
-    def write() -> None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            contiguous = {k: v.contiguous() for k, v in tensors.items()}
-            save_file(contiguous, partial, metadata={"shearling": json.dumps(header)})
-            partial.replace(path)
-        except (OSError, SafetensorError) as error:
-            if partial.is_file():
-                partial.unlink()
-            raise OutputError(f"Could not write {path}: {error}") from None
-
-    on_first(write)
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    on_first(lambda: write_whole(path, save(contiguous, metadata={"shearling": json.dumps(header)})))
     return path
 
 
@@ -63,7 +52,7 @@ def load_plan(path: str | os.PathLike[str], model: PreTrainedModel, data: Any, *
     structure = prunable(model)
     header, orders = _read(Path(path), structure)
     limit = header["examples"] if samples is None else samples
-    given = sample_of(data, limit=limit, accepts=accepted_inputs(model))
+    given = sample_of(data, limit=limit, accepts=accepted_inputs(model), seed=header["seed"])
     sample = bounded(given, device_of(structure.model), backward=False)
     warnings = list(header["warnings"])
     if header["fingerprint"] != sample.fingerprint:
@@ -73,8 +62,9 @@ def load_plan(path: str | os.PathLike[str], model: PreTrainedModel, data: Any, *
         lengths, seconds = [float(n) for n in header["lengths"]], dict(header["seconds"])
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is not a plan that shearling saved: {error}") from None
-    seed = int(header["seed"])
-    return Plan(structure, sample, method, orders, seed, lengths, seconds, warnings, batch_size=given.largest)
+    return Plan(
+        structure, sample, method, orders, header["seed"], lengths, seconds, warnings, batch_size=given.largest
+    )  # fmt: skip
 
 
 def _read(path: Path, structure: Structure) -> tuple[dict[str, Any], list[Order]]:
@@ -88,6 +78,7 @@ def _read(path: Path, structure: Structure) -> tuple[dict[str, Any], list[Order]
         missing = {"lengths", "seed", "seconds", "fingerprint", "warnings", "examples", "method"} - header.keys()
         if missing:
             raise KeyError(f"{sorted(missing)} missing")
+        header["seed"] = int(header["seed"])
         orders = [Order(tensors[f"{i}.removed"], tensors[f"{i}.error"]) for i in range(len(structure.sublayers))]
     except CheckpointError:
         raise

@@ -11,6 +11,7 @@ from shearling.checkpoint.card import refreshed, title
 from shearling.checkpoint.load import read_record
 from shearling.checkpoint.save import RECORD
 from shearling.errors import OutputError
+from shearling.files import write_whole, writing
 
 
 def base_of(folder: Path) -> str | None:
@@ -31,20 +32,11 @@ def add_evaluation(folder: Path, evaluation: dict[str, Any], *, dense: dict[str,
     others = [e for e in record.get("evaluations", []) if e.get("task") != entry["task"]]
     updated = record | {"evaluations": [*others, entry]}
     card = folder / "README.md"
-    try:
+    with writing(card):
         text = card.read_text(encoding="utf-8") if card.is_file() else ""
-        write_text(card, refreshed(text, record, updated))
-        write_text(folder / RECORD, json.dumps(updated, indent=1) + "\n")
-    except OSError as error:
-        raise OutputError(f"Cannot write into {folder}: {error.strerror or error}.") from None
+    write_whole(card, refreshed(text, record, updated))
+    write_whole(folder / RECORD, json.dumps(updated, indent=1) + "\n")
     return updated
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replace a file's text, whole or not at all."""
-    partial = path.with_name(f".{path.name}.part")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
 
 
 def write_page(record: dict[str, Any], folder: Path, path: Path, *, force: bool = False) -> None:
@@ -53,8 +45,4 @@ def write_page(record: dict[str, Any], folder: Path, path: Path, *, force: bool 
 
     if path.exists() and not force:
         raise OutputError(f"{path} exists; choose another file, or replace it with --force.")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, report_page(record, title=title(record), directory=str(folder)))
-    except OSError as error:
-        raise OutputError(f"Cannot write {path}: {error.strerror or error}.") from None
+    write_whole(path, report_page(record, title=title(record), directory=str(folder)))

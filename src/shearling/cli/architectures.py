@@ -12,6 +12,6 @@ def architectures(as_json: o.Json = False) -> None:
     from shearling.models.table import describe
 
     if as_json:
-        emit(known())
+        emit({"architectures": known()})
     else:
         say(describe())

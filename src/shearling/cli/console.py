@@ -31,8 +31,8 @@ def say(message: str, *, quiet: bool = False) -> None:
         Console(stderr=True, soft_wrap=True, highlight=False).print(_plain(message))
 
 
-def emit(value: dict[str, Any] | list[Any]) -> None:
-    """The result for machines: exactly one JSON value on stdout."""
+def emit(value: dict[str, Any]) -> None:
+    """The result for machines: exactly one JSON object on stdout."""
     if first():
         json.dump(value, sys.stdout)
         sys.stdout.write("\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
@@ -30,22 +29,17 @@ def evaluate(
     as_json: o.Json = False,
 ) -> None:
     """Score MODEL, dense or pruned, on labelled data."""
-    from shearling.checkpoint.load import read_record
-    from shearling.checkpoint.record import add_evaluation
     from shearling.cli.console import emit, say, watching
-    from shearling.jobs import Source, evaluate_source
+    from shearling.jobs import Source, evaluate_source, record_evaluation
 
     source = Source(
         model, data, task, o.columns(text_columns), label_column, max_length, batch_size, device=device, dtype=dtype,
         trust_remote_code=trust_remote_code,
     )  # fmt: skip
-    if record:
-        read_record(Path(model))  # before the work: is it a checkpoint of ours?
     with watching(quiet=quiet) as watcher:
-        result = evaluate_source(source, limit=limit, compiled=compiled, watcher=watcher)
-    if record:
-        add_evaluation(Path(model), result.to_json())
+        score = record_evaluation if record else evaluate_source
+        result = score(source, limit=limit, compiled=compiled, watcher=watcher)
     if as_json:
         emit(result.to_json())
     else:
-        say(str(result))
+        say(str(result), quiet=quiet)

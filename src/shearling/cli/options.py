@@ -36,6 +36,10 @@ MaxLength = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option("--max-length", help="Cut texts to this many tokens.", min=2),
 ]
+Length = Annotated[
+    Optional[float],  # noqa: UP045
+    typer.Option("--length", help="Tokens of an example, for counting FLOPs; the sample's mean unless given.", min=1),
+]
 BatchSize = Annotated[int, typer.Option("--batch-size", help="Examples per batch.", min=1)]
 AutoBatchSize = Annotated[
     Optional[int],  # noqa: UP045

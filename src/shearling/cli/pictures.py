@@ -153,7 +153,7 @@ def print_comparison(result: Comparison, console: Console | None = None) -> None
         ("size on disk", a.bytes, b.bytes, lambda v: f"{v / 1e6:.1f} MB"),
         ("parameters", a.params, b.params, short),
         ("MACs, one example", a.macs, b.macs, short),
-        (f"latency, {result.batch[0]} x {result.batch[1]}", a.milliseconds, b.milliseconds, lambda v: f"{v:.2f} ms"),
+        (f"latency, {' x '.join(map(str, result.batch))}", a.milliseconds, b.milliseconds, lambda v: f"{v:.2f} ms"),
     ):
         table.add_row(label, words(ours), words(theirs), f"{theirs / ours:.1%}" if ours else "")
     screen.print(table)

@@ -67,6 +67,7 @@ def prune(
     seed: o.Seed = 0,
     samples: o.Samples = 2048,
     max_length: o.MaxLength = None,
+    length: o.Length = None,
     batch_size: o.AutoBatchSize = None,
     device: o.Device = "auto",
     dtype: o.Dtype = None,
@@ -86,12 +87,12 @@ def prune(
         raise typer.BadParameter("say where to write the pruned model, or use --dry-run", param_hint="--out")
     source = Source(
         model, data, task, o.columns(text_columns), label_column, max_length, batch_size, samples, seed, device, dtype,
-        trust_remote_code,
+        trust_remote_code, length,
     )  # fmt: skip
     chosen = configured(
         method, labels=labels, refit=refit, realign=realign, importance=importance, allocation=allocation,
         rearrange=rearrange,
-        tune=tune, seed=seed, drop_sublayers=drop_sublayers,
+        tune=tune, drop_sublayers=drop_sublayers,
     )  # fmt: skip
     with watching(quiet=quiet) as watcher:
         pruned, record = prune_source(

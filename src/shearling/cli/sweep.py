@@ -32,6 +32,7 @@ def sweep(
     label_column: o.LabelColumn = None,
     samples: o.Samples = 2048,
     max_length: o.MaxLength = None,
+    length: o.Length = None,
     batch_size: o.AutoBatchSize = None,
     device: o.Device = "auto",
     dtype: o.Dtype = None,
@@ -49,7 +50,7 @@ def sweep(
     grid = grid_of(methods, seeds, multiple_of, table, flops=flops, params=params, latency=latency)
     source = Source(
         model, data, task, o.columns(text_columns), label_column, max_length, batch_size, samples, grid.seeds[0],
-        device, dtype, trust_remote_code,
+        device, dtype, trust_remote_code, length,
     )  # fmt: skip
     if dry_run:
         record, describe = planned(source, grid, evaluation=evaluation, limit=limit), describe_planned

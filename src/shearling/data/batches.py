@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shearling.data.columns import IGNORED
 from shearling.errors import InputError
+from shearling.sample import IGNORED
 
 Batch = dict[str, torch.Tensor]
 

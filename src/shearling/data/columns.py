@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from shearling.data.rows import Rows
 from shearling.data.tasks import Task
 from shearling.errors import DataError
+from shearling.sample import IGNORED
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
-
-IGNORED = -100  # the label that torch's losses leave out
 
 _log = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shearling.data.batches import Batches, Tokenized, make_batches
 from shearling.data.columns import (
-    IGNORED,
     find_label_column,
     find_text_columns,
     read_classes,
@@ -23,14 +22,13 @@ from shearling.data.rows import Rows
 from shearling.data.squad import make_windows, read_answers, span_labels
 from shearling.data.tasks import Kind, Task, find_task
 from shearling.errors import DataError, InputError, ModelError
+from shearling.models.positions import positions_of
+from shearling.sample import IGNORED
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 Labels = Literal["require", "optional", "ignore"]
-
-# Positions of these models start after the padding index, so that many of their position embeddings are never used.
-_POSITIONS_AFTER_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "esm")
 
 _log = logging.getLogger(__name__)
 
@@ -110,12 +108,9 @@ def make_encoder(
 
 def _length_limit(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> int:
     """The longest input that the model has positions for."""
-    positions = getattr(config, "max_position_embeddings", None)  # GPT-2 answers to this name too
-    if not isinstance(positions, int) or positions < 1:
-        return int(tokenizer.model_max_length)
-    if config.model_type in _POSITIONS_AFTER_PADDING:
-        positions -= config.pad_token_id + 1
-    return min(positions, int(tokenizer.model_max_length))
+    positions = positions_of(config)
+    longest = int(tokenizer.model_max_length)
+    return longest if positions is None else min(positions, longest)
 
 
 def _sequences(encoder: Encoder, rows: Rows) -> Tokenized:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from shearling.data.batches import Tokenized
-from shearling.data.columns import IGNORED
 from shearling.errors import DataError
+from shearling.sample import IGNORED
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase

@@ -12,13 +12,14 @@ import torch.nn.functional as F
 
 from shearling.data import metrics
 from shearling.data.batches import Batch, Batches
-from shearling.data.columns import IGNORED, read_scores, require_label_column
+from shearling.data.columns import read_scores, require_label_column
 from shearling.data.encoder import Encoder
 from shearling.data.lm import fills_blanks
 from shearling.data.rows import Rows
 from shearling.data.squad import decode, make_windows, read_answers
 from shearling.data.tasks import Kind, Task
 from shearling.errors import DataError
+from shearling.sample import IGNORED
 
 # What to keep of the outputs of a batch, one row per example.
 Reader = Callable[[Any, Batch], torch.Tensor]

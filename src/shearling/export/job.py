@@ -19,8 +19,9 @@ from shearling.export import exported, onnx
 from shearling.export.check import Difference, Runner, check
 from shearling.export.graph import reference
 from shearling.export.inputs import Inputs, inputs_from_rows, inputs_from_tokenizer
+from shearling.files import writing
 from shearling.latency.timing import Times, in_turns
-from shearling.loading import load_model, load_rows, load_tokenizer
+from shearling.loading import load_model, load_reader, load_rows, load_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -143,8 +144,11 @@ def example_inputs(
             tokenizer = None  # a model of pictures, or a directory of weights alone
         return inputs_from_tokenizer(model, tokenizer)
     chosen = find_task(task) if task else infer_task(model)
-    tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
-    return inputs_from_rows(model, tokenizer, load_rows(data, chosen), chosen)
+    if model.main_input_name == "input_ids":  # of texts, perhaps with pictures beside them
+        reader = load_tokenizer(name, trust_remote_code=trust_remote_code)
+    else:
+        reader = load_reader(name, model, trust_remote_code=trust_remote_code)
+    return inputs_from_rows(model, reader, load_rows(data, chosen), chosen)
 
 
 def _write(
@@ -197,8 +201,6 @@ def beside(out: Path) -> Iterator[Path]:
 def put_in_place(folder: Path, out: Path) -> None:
     """Rename the files to where they belong, the one that is opened last of all."""
     parts = sorted((p for p in folder.iterdir() if p.is_file()), key=lambda p: p.name == out.name)
-    try:
+    with writing(out):
         for part in parts:
             part.replace(out.parent / part.name)
-    except OSError as error:
-        raise OutputError(f"Could not write {out}: {error.strerror or error}.") from error

@@ -7,6 +7,8 @@ from numpy.typing import NDArray
 
 from shearling.paper.search import Piecewise
 
+TIE = 1e-12  # of the sum of squares; closer errors differ by rounding only
+
 
 def fit(curve: NDArray[np.float64]) -> Piecewise:
     """The piecewise-linear function with the least mean squared error over every count from 1 on, by exact search.
@@ -38,7 +40,7 @@ def fit(curve: NDArray[np.float64]) -> Piecewise:
     overhead = np.where(below, 0.0, overhead)
 
     error = syy + slope**2 * sxx + n * overhead**2 + 2 * slope * overhead * sx - 2 * slope * sxy - 2 * overhead * sy
-    best = int(np.argmin(error))
+    best = int(np.flatnonzero(error <= error.min() + TIE * syy)[0])  # of equals, the lowest threshold
     return Piecewise(float(slope[best]), float(overhead[best]), int(T[best]))
 
 

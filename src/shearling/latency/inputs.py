@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from shearling.errors import InputError
+from shearling.models.positions import positions_of
 from shearling.passes import device_of
 
 if TYPE_CHECKING:
@@ -47,6 +48,14 @@ def example_inputs(model: PreTrainedModel, batch_size: int, seq_len: int) -> dic
     return placed(inputs, model)
 
 
+def shape_of_inputs(inputs: dict[str, Tensor]) -> tuple[int, int]:
+    """(batch size, length) of the caller's own inputs; a length is the second side of what has one."""
+    tensors = [inputs[name] for name in ("input_ids", *inputs) if name in inputs and inputs[name].dim()]
+    if not tensors:
+        raise InputError(f"The inputs {sorted(inputs)} hold no tensor with a batch of examples in it.")
+    return len(tensors[0]), tensors[0].shape[1] if tensors[0].dim() > 1 else 1
+
+
 def placed(inputs: dict[str, Tensor], model: PreTrainedModel) -> dict[str, Tensor]:
     """On the model's device, numbers in its dtype."""
     device = device_of(model)
@@ -54,8 +63,8 @@ def placed(inputs: dict[str, Tensor], model: PreTrainedModel) -> dict[str, Tenso
 
 
 def _tokens(config: Any, batch_size: int, seq_len: int) -> Tensor:
-    longest = getattr(config, "max_position_embeddings", None)
-    if isinstance(longest, int) and 0 < longest < seq_len:
+    longest = positions_of(config)
+    if longest is not None and longest < seq_len:
         raise InputError(f"A length of {seq_len} is more than the {longest} positions this model has.")
     size = int(config.vocab_size)
     ids = torch.randint(min(ORDINARY, size // 2), size, (batch_size, seq_len))

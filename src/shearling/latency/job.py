@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from shearling.checkpoint.save import check_permission
 from shearling.errors import OutputError
-from shearling.latency.plot import plot
+from shearling.files import writing
+from shearling.latency.plot import check_picture, plot
 from shearling.latency.profile import BUDGET, profile
 from shearling.latency.table import Table
 from shearling.loading import load_model
@@ -39,9 +41,10 @@ def profile_source(
     watcher: Watcher | None = None,
 ) -> Table:
     """Measure a model directory; writes the table, and a picture of it where one is asked for."""
-    for path in (out, picture):
-        if path is not None:
-            _writable(path, force=force)
+    _check_place(out, force=force)
+    if picture is not None:
+        _check_place(picture, force=force)
+        check_picture(picture)
     loaded = load_model(model, device=setting.device, dtype=setting.dtype, trust_remote_code=setting.trust_remote_code)
     table = profile(
         loaded,
@@ -58,9 +61,13 @@ def profile_source(
     return table
 
 
-def _writable(path: Path, *, force: bool) -> None:
+def _check_place(path: Path, *, force: bool) -> None:
     """Complain before minutes of timing, not after."""
-    if path.exists() and not force:
-        raise OutputError(f"{path} exists; give another name, or --force to replace it.")
-    if not path.absolute().parent.is_dir():
-        raise OutputError(f"There is no folder {path.absolute().parent} to write {path.name} into; make it first.")
+    with writing(path):
+        if path.is_dir():
+            raise OutputError(f"{path} is a directory; name a file in it.")
+        if path.exists() and not force:
+            raise OutputError(f"{path} exists; give another name, or --force to replace it.")
+        if not path.absolute().parent.is_dir():
+            raise OutputError(f"There is no folder {path.absolute().parent} to write {path.name} into; make it first.")
+        check_permission(path)

@@ -31,7 +31,8 @@ def _side(structure: Structure, table: Table, ratio: float, side: str, fixed: fl
     if limit.budget < least:
         enough = math.ceil(100 * (fixed + least) / table.dense) / 100
         what = "embeddings, norms, head" if side == "seconds" else "the host's launching of it"
-        other = ", or measure the model as a CUDA graph (`shearling profile --runtime graphs`)" if side == "launch" else ""
+        graphs = ", or measure the model as a CUDA graph (`shearling profile --runtime graphs`)"
+        other = graphs if side == "launch" else ""
         raise ConstraintError(
             f"latency={ratio:g} leaves {milli(ratio * table.dense)} of {milli(table.dense)}, but what cannot be pruned "
             f"({what}) takes {milli(fixed + least)}; ask for at least {enough:.2f}{other}."

@@ -3,39 +3,52 @@
 from __future__ import annotations
 
 import os
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shearling.errors import OutputError
+from shearling.files import write_whole
 from shearling.latency.fit import fit, values
 from shearling.latency.table import milli
 
 if TYPE_CHECKING:
     from shearling.latency.table import Entry, Table
 
+ENDINGS = ("svg", "png", "pdf")
 DOTS, LINE, HOST = "#2f6690", "#d1495b", "#8d99ae"
 
 
 def plot(table: Table, path: str | os.PathLike[str]) -> Path:
     """Draw the table; the ending of the path says how (svg, png, pdf)."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise OutputError("A plot needs matplotlib: pip install 'shearling[plot]'.") from None
     target = Path(path)
+    ending = check_picture(target)
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(5.2 * len(table.sublayers), 3.8), layout="constrained")
     for axes, entry in zip(np.atleast_1d(figure.subplots(1, len(table.sublayers))), table.sublayers, strict=True):
         _draw(axes, entry)
     threads = f", {table.threads} threads" if table.device_type == "cpu" else ""
     shape = f"batch {table.batch_size}, length {table.seq_len}, {table.dtype}{threads}"
     figure.suptitle(f"{table.model_type} on {table.device}: {shape}", fontsize=11)
-    try:
-        figure.savefig(target)
-    except (OSError, ValueError) as error:  # no such folder, or an ending that no backend knows
-        raise OutputError(f"Cannot draw {target}: {error}") from None
+    drawn = BytesIO()
+    figure.savefig(drawn, format=ending)
+    write_whole(target, drawn.getvalue())
     return target
+
+
+def check_picture(path: Path) -> str:
+    """The ending of a picture that can be drawn here; complains before a table is measured for it."""
+    ending = path.suffix.lower().removeprefix(".")
+    if ending not in ENDINGS:
+        raise OutputError(f"Cannot draw {path}: its ending must be one of {', '.join(ENDINGS)}.")
+    try:
+        import matplotlib.figure  # noqa: F401
+    except ImportError:
+        raise OutputError("A plot needs matplotlib: pip install 'shearling[plot]'.") from None
+    return ending
 
 
 def _draw(axes: Any, entry: Entry) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from shearling.errors import InputError
 from shearling.latency.assemble import Readings, assemble
-from shearling.latency.inputs import example_inputs, placed
+from shearling.latency.inputs import example_inputs, placed, shape_of_inputs
 from shearling.latency.runtime import check_runtime, runner
 from shearling.latency.table import Table
 from shearling.latency.timing import Reading, Run, both_sides, device_name, wall
@@ -58,13 +58,17 @@ def profile(
     threads  of the CPU; as many as torch uses unless given
     runtime  "eager", or "graphs": each model is recorded as a CUDA graph and replayed, so no launch is waited for
     budget   seconds to spend, about; fewer layers and rounds are timed when it is short
-    inputs   your own, where the model takes something unusual
+    inputs   your own, where the model takes something unusual; the table then has their batch size and length
     """
     if not budget > 0 or (threads is not None and threads < 1):
         raise InputError(f"A budget of {budget} seconds and {threads} threads: both must be positive.")
     check_runtime(runtime, device_of(model))
     structure = structure_of(model)
-    example = example_inputs(model, batch_size, seq_len) if inputs is None else placed(inputs, model)
+    if inputs is None:
+        example = example_inputs(model, batch_size, seq_len)
+    else:
+        example = placed(inputs, model)
+        batch_size, seq_len = shape_of_inputs(example)
     with using_threads(threads), frozen(model), torch.inference_mode():
         bench = _Bench(example, device_of(model), runtime)
         bench.reference = partial(with_units(structure, None, 0).eval(), **example) if bench.two_sided else None

@@ -35,6 +35,8 @@ def check_runtime(runtime: str, device: torch.device) -> None:
     """Raise unless models can be run in this way there."""
     if runtime not in RUNTIMES:
         raise InputError(f"There is no runtime {runtime!r}; choose from {', '.join(RUNTIMES)}.")
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"Models are timed on cpu and cuda; this one is on {device.type}.")
     if runtime == "graphs" and device.type != "cuda":
         raise InputError(f"CUDA graphs need an NVIDIA GPU, and the model is on {device.type}; use the runtime 'eager'.")
 
@@ -44,6 +46,7 @@ def runner(model: PreTrainedModel, example: dict[str, Tensor], runtime: str) -> 
     run = partial(model, **example)
     if runtime == "eager":
         return run
+    run()  # what fails here has nothing to do with graphs
     try:
         return Replay(run, recorded(run, device_of(model)))
     except torch.cuda.OutOfMemoryError:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shearling.files import write_whole
 from shearling.latency.fit import fit
 from shearling.latency.validate import validated
 from shearling.models.structure import Structure
@@ -57,8 +58,14 @@ class Entry:
 
     def curve(self, side: str = "seconds") -> Floats:
         """[units + 1]: the time of every count, noise taken out, straight lines between the counts that were timed."""
-        spread = self.spread if side == "seconds" else self.launch_spread
-        return np.interp(np.arange(self.units[-1] + 1), self.units, cleaned(self.units, getattr(self, side), spread))
+        spread, times = self.side(side)
+        return np.interp(np.arange(self.units[-1] + 1), self.units, cleaned(self.units, times, spread))
+
+    def side(self, name: str) -> tuple[list[float], list[float]]:
+        """(spread, times) of the device or of the host."""
+        if name == "launch" and self.launch is not None:
+            return self.launch_spread or [0.0] * len(self.launch), self.launch
+        return self.spread, self.seconds
 
 
 @dataclass(frozen=True)
@@ -88,9 +95,19 @@ class Table:
         return max(self.whole, self.whole_launch or 0.0)
 
     @property
+    def pace(self) -> str:
+        """The side that sets it, in the dense model."""
+        return "launch" if (self.whole_launch or 0.0) > self.whole else "seconds"
+
+    @property
+    def floor(self) -> float:
+        """Seconds that stay when every unit is gone."""
+        return max(self.fixed, self.fixed_launch or 0.0)
+
+    @property
     def unrest(self) -> float:
         """How much repeated runs differed, typically: spread over time. A quiet machine stays below a few percent."""
-        shares = [s / t for e in self.sublayers for s, t in zip(e.spread, e.seconds, strict=True) if t > 0]
+        shares = [s / t for e in self.sublayers for s, t in zip(*e.side(self.pace), strict=True) if t > 0]
         return float(np.median(shares)) if shares else 0.0
 
     def to_json(self) -> dict[str, Any]:
@@ -100,9 +117,7 @@ class Table:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the table, complete or not at all."""
         target = Path(path)
-        partial = target.with_name(target.name + ".part")
-        partial.write_text(json.dumps(self.to_json(), indent=1) + "\n", encoding="utf-8")
-        partial.replace(target)
+        write_whole(target, json.dumps(self.to_json(), indent=1) + "\n")
         return target
 
     def curves(self, structure: Structure, side: str = "seconds") -> list[Floats]:
@@ -128,7 +143,7 @@ class Table:
         graphs = ", as a CUDA graph" if self.runtime == "graphs" else ""
         lines = [
             f"{self.model_type} on {self.device}: {shape}{threads}{graphs}",
-            f"  whole forward pass {milli(self.dense)}, of which {milli(self.fixed)} cannot be pruned",
+            f"  whole forward pass {milli(self.dense)}, of which {milli(self.floor)} cannot be pruned",
         ]
         for entry in self.sublayers:
             full, count = entry.curve()[-1], entry.units[-1]

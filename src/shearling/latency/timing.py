@@ -46,13 +46,8 @@ class Times:
 def wall(run: Run, device: torch.device) -> float:
     """Seconds from the call to the last result: CUDA by events, anything else by the wall clock."""
     if device.type == "cuda":
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda.synchronize(device)
-        start.record()
-        run()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
+        return _by_events(run, device)
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin
@@ -72,13 +67,19 @@ def both_sides(run: Run, device: torch.device, reference: Run) -> Reading:
     """One run on a GPU, host and device apart."""
     launch, pace = launching(run, device), launching(reference, device)
     # The device is kept busy while the host launches everything; then it works without ever waiting for the host.
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(int(HEAD_START * min(1.5 * launch + 1e-4, LONGEST_WAIT)))
-    start.record()
-    run()
-    end.record()
-    end.synchronize()
-    return Reading(float(start.elapsed_time(end)) / 1e3, launch, pace)
+    with torch.cuda.device(device):
+        torch.cuda._sleep(int(HEAD_START * min(1.5 * launch + 1e-4, LONGEST_WAIT)))
+    return Reading(_by_events(run, device), launch, pace)
+
+
+def _by_events(run: Run, device: torch.device) -> float:
+    with torch.cuda.device(device):  # events belong to the current device, which need not be the model's
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
 
 
 def in_turns(runs: Sequence[Run], device: torch.device, *, rounds: int = 15, seconds: float = 20.0) -> list[Times]:

@@ -48,8 +48,6 @@ def configured(method: str, **settings: Any) -> Method:
             raise InputError(f"{name}={settings[name]!r} is not known; there are {', '.join(allowed)}.")
     other = Paper if chosen is Surgeon else Surgeon
     for field in fields(other):
-        if field.name == "seed":
-            continue  # every run has one; only paper draws from it by itself
         if field.name not in known and settings.get(field.name, field.default) != field.default:
             raise InputError(f"'{field.name}' is an option of method {other.name}, not of {chosen.name}.")
     return chosen(**{name: value for name, value in settings.items() if name in known})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -26,6 +26,13 @@ from shearling.stages import Stages
 from shearling.walk import walk
 
 
+class Seen(NamedTuple):
+    """What was seen of one sublayer, by the run's seed, which random importances are drawn with too."""
+
+    gradients: Tensor  # [examples, units]
+    seed: int
+
+
 @dataclass(frozen=True)
 class Paper:
     """The paper, faithfully: Fisher search, rearrangement, tuning; and the baselines it is compared with.
@@ -42,20 +49,20 @@ class Paper:
     rearrange: bool = True
     tune: bool = True
     damp: float = DAMP
-    seed: int = 0
     drop_sublayers: bool = True
     precision: Precision = "bfloat16"
 
-    def measure(self, structure: Structure, sample: Sample, *, seed: int, stages: Stages) -> list[Tensor]:
+    def measure(self, structure: Structure, sample: Sample, *, seed: int, stages: Stages) -> list[Seen]:
         """Per-example gradients of the masks; against a sampled loss where the data has no labels."""
         precision: Precision = "tf32" if self.precision == "bfloat16" else self.precision
         with stages("gradients") as progress:
-            return with_halving(
+            gradients = with_halving(
                 lambda s: mask_gradients(
                     structure, s, seed=seed, labels=s.has_labels, precision=precision, progress=progress
                 ),
                 sample,
             )
+        return [Seen(values, seed) for values in gradients]
 
     def choose(
         self, evidence: Evidence, structure: Structure, limits: Sequence[Limit], *, multiple_of: int, stages: Stages
@@ -63,7 +70,7 @@ class Paper:
         """Search, then rearrange."""
         sublayers = structure.sublayers
         with stages("search"):
-            worth = importances(self.importance, sublayers, evidence, self.seed)
+            worth = importances(self.importance, sublayers, [seen.gradients for seen in evidence], evidence[0].seed)
             if self.allocation == "uniform":
                 kept = best(worth, uniform_counts(sublayers, limits, multiple_of))
             elif multiple_of == 1 and prices(sublayers, limits):
@@ -73,7 +80,7 @@ class Paper:
                 kept = best(worth, allocate_counts(sublayers, lost, limits, multiple_of))
         if self.rearrange:
             with stages("rearrangement"):
-                kept = rearrange([block(gradients) for gradients in evidence], kept)
+                kept = rearrange([block(seen.gradients) for seen in evidence], kept)
         return kept
 
     def repair(self, teacher: Structure, student: Structure, sample: Sample, *, stages: Stages) -> list[Repaired]:

@@ -82,21 +82,33 @@ def uniform_counts(sublayers: Sequence[Sublayer], limits: Sequence[Limit], multi
         units = int(ratio * sublayer.units + 1e-9)
         if sublayer.kind == "filters" and units < sublayer.units:
             units -= units % multiple_of
-        return max(sublayer.floor, units)
+        return max(min(sublayer.floor, sublayer.units), units)
 
     def counts(ratio: float) -> list[int]:
         return [count(s, ratio) for s in sublayers]
 
+    def hold(ratio: float) -> bool:
+        return all(limit.holds(counts(ratio)) for limit in limits)
+
     low, high = 0.0, 1.0
-    if all(limit.holds(counts(high)) for limit in limits):
+    if hold(high):
         return counts(high)
+    if not hold(low):
+        raise ConstraintError(f"{asked(limits)} cannot be met. {_least(limits, counts(low))}")
     for _ in range(40):
         middle = (low + high) / 2
-        if all(limit.holds(counts(middle)) for limit in limits):
+        if hold(middle):
             low = middle
         else:
             high = middle
     return counts(low)
+
+
+def _least(limits: Sequence[Limit], counts: Sequence[int]) -> str:
+    """What the units that must stay cost, where that is too much."""
+    over = (limit for limit in limits if not limit.holds(counts))
+    words = ", ".join(f"{limit.name}={(limit.fixed + limit.spent(counts)) / limit.dense:.3g}" for limit in over)
+    return f"What must stay alone takes {words} of the dense model; ask for more."
 
 
 def best(worth: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:

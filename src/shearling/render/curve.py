@@ -23,7 +23,7 @@ def curve_chart(results: Sequence[dict[str, Any]], *, dense: float, title: str =
         series_of(results, kind),
         levels=levels,
         title=title,
-        x_label=f"{NAMES.get(kind, kind)} of the layers, of dense",
+        x_label=f"{NAMES.get(kind, kind)}, of dense",
         y_label=metric,
         x_format="{:.0%}".format,
         standalone=standalone,

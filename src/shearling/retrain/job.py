@@ -16,10 +16,10 @@ from shearling.checkpoint.load import read_json, read_record
 from shearling.checkpoint.save import RECORD, check_writable, whole_directory
 from shearling.digest import weights_digest
 from shearling.errors import ModelError, OutputError
-from shearling.jobs import Source
-from shearling.loading import load_model, load_rows, load_tokenizer
+from shearling.jobs import Source, known_dense
+from shearling.loading import load_model, load_reader, load_rows
 from shearling.report import versions
-from shearling.retrain.train import Recipe, plain_device, retrain
+from shearling.retrain.train import Recipe, check_alone, plain_device, retrain
 from shearling.stages import Watcher
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from shearling.data.rows import Rows
     from shearling.data.tasks import Task
     from shearling.evaluate import Exam
+
+STALE = ("evaluations", "max_drop")  # what a record says about weights that are no more
 
 
 def retrain_source(
@@ -44,6 +46,7 @@ def retrain_source(
 ) -> dict[str, Any]:
     """What `shearling retrain` does; gives what `--json` prints, with the metric before and after where it is known."""
     recipe.checked()
+    check_alone()
     place = plain_device(source.device)
     record = read_record(Path(source.model))
     check_writable(out, force=force)
@@ -75,10 +78,10 @@ def _read(
     from shearling.data.encoder import make_encoder
     from shearling.evaluate import make_exam
 
-    tokenizer = load_tokenizer(source.model, trust_remote_code=source.trust_remote_code)
+    reader = load_reader(source.model, model, trust_remote_code=source.trust_remote_code)
     task = find_task(source.task) if source.task else infer_task(model)
     encoder = make_encoder(
-        tokenizer,
+        reader,
         task,
         model.config,
         max_length=source.max_length,
@@ -91,7 +94,7 @@ def _read(
     if evaluation is not None:
         exam = make_exam(
             model,
-            tokenizer,
+            reader,
             load_rows(evaluation, task, split="dev"),
             task,
             max_length=source.max_length,
@@ -109,7 +112,7 @@ def write_retrained(
     from shearling.checkpoint.card import refreshed
 
     kind = getattr(torch, str(_own_dtype(source)), torch.float32)
-    updated = {k: v for k, v in record.items() if k != "evaluations"} | {"retrained": facts}
+    updated = {k: v for k, v in record.items() if k not in STALE} | {"retrained": facts} | _scored(record, facts)
     if "retrained" in record:
         updated["retrained"] = facts | {"earlier": record["retrained"]}
     base = record.get("base")
@@ -127,6 +130,15 @@ def write_retrained(
         if card.is_file():
             card.write_text(refreshed(card.read_text(encoding="utf-8"), record, updated), encoding="utf-8")
         (folder / RECORD).write_text(json.dumps(updated, indent=1) + "\n", encoding="utf-8")
+
+
+def _scored(record: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    """The score after retraining takes the place of those of the model before; that of the dense model stays."""
+    before, after = facts.get("before"), facts.get("after")
+    if not before or not after:
+        return {}
+    dense = known_dense(record, before)
+    return {"evaluations": [after if dense is None else after | {"dense": dense}]}
 
 
 def _teacher(name: str, model: PreTrainedModel, trust_remote_code: bool) -> PreTrainedModel:

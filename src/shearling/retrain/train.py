@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shearling.distributed import rank_and_world
 from shearling.errors import InputError
 from shearling.loading import device_of
 from shearling.quiet import quiet_transformers
@@ -79,6 +81,7 @@ def retrain(
 ) -> Trained:
     """Train `model` in place on `rows`; with a `work` folder, goes on from the checkpoints in it if there are any."""
     recipe.checked()
+    check_alone()
     examples = encoder.tokenize(rows)
     if teacher is None and not {*examples.tokens, *examples.values} & {*TARGETS}:
         raise InputError(f"Task {encoder.task.name} has no labels to learn from; give --teacher.")
@@ -160,7 +163,7 @@ def _trainer(
             if teacher is None:
                 return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
             outputs = model(**inputs)
-            teacher.to(model.device)
+            teacher.to(next(model.parameters()).device)
             with torch.no_grad():
                 wanted = teacher(**{name: tensor for name, tensor in inputs.items() if name not in TARGETS})
             loss = distillation_loss(outputs, wanted, inputs, recipe.temperature)
@@ -189,6 +192,7 @@ def _trainer(
         use_cpu=plain_device(device).type == "cpu",
         dataloader_pin_memory=torch.cuda.is_available(),
     )
+    arguments._n_gpu = min(1, arguments.n_gpu)  # with more, `Trainer` would take larger batches and share them out
     trainer = Distilling(
         model=model,
         args=arguments,
@@ -207,8 +211,19 @@ def _last_checkpoint(work: Path) -> Path | None:
 
 
 def plain_device(name: str) -> torch.device:
-    """`Trainer` takes the CPU or the GPUs it sees, and no particular one."""
+    """`Trainer` takes the CPU or the first GPU it sees, and no particular one."""
     device = device_of(name)
     if device.index not in (None, 0):
         raise InputError(f"Retraining runs on the first GPU it sees; say CUDA_VISIBLE_DEVICES={device.index} instead.")
     return device
+
+
+def check_alone() -> None:
+    """Retraining is the work of one process; under a launcher, `Trainer` would share it and the batch would grow."""
+    told = os.environ.get("WORLD_SIZE", "1")
+    world = max(int(told) if told.isdecimal() else 1, rank_and_world()[1])
+    if world > 1:
+        raise InputError(
+            f"Retraining runs in one process, on one GPU; a launcher started {world} of them. "
+            "Run it without torchrun or accelerate launch."
+        )

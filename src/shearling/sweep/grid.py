@@ -11,11 +11,13 @@ from typing import Any, TypeVar
 from shearling.costs import ratio_of
 from shearling.errors import ConstraintError, InputError
 from shearling.evaluate import Evaluation, Exam
+from shearling.latency.table import load_table
 from shearling.methods import Method, method_of
 from shearling.pipeline import Plan, Pruned
 from shearling.stages import Watcher
 
 N = TypeVar("N", int, float)
+SEEDS = 2**63  # what torch takes
 Key = tuple[str, tuple[tuple[str, float], ...], int]  # method, constraint, seed
 
 
@@ -37,9 +39,21 @@ class Grid:
         for budget in self.budgets:
             for kind, ratio in budget.items():
                 ratio_of(f"--{kind}", ratio)
-                if kind == "latency" and self.table is None:
-                    raise ConstraintError("A sweep over --latency needs a --table; make it with `shearling profile`.")
+        for seed in self.seeds:
+            if not 0 <= seed < SEEDS:
+                raise InputError(f"--seeds takes numbers from 0 on, below 2^63; {seed} is none.")
+        self._check_table()
         return self
+
+    def _check_table(self) -> None:
+        """A table goes with a latency, and is one; whether it fits, only the model tells."""
+        timed = any("latency" in budget for budget in self.budgets)
+        if timed and self.table is None:
+            raise ConstraintError("A sweep over --latency needs a --table; make it with `shearling profile`.")
+        if self.table is not None:
+            if not timed:
+                raise ConstraintError("--table is of use with --latency only; ask for some, such as --latency 0.7,0.5.")
+            load_table(self.table)
 
     def points(self) -> list[Key]:
         """Every point, in the order they are tried."""

@@ -11,14 +11,16 @@ from typing import Any
 from shearling.digest import weights_digest
 from shearling.evaluate import Exam
 from shearling.jobs import Loaded, Source, exam_of, keep, needs_labels, read_source, sample_batches
+from shearling.latency.table import load_table
 from shearling.latency.timing import device_name
+from shearling.latency.validate import check_fits
 from shearling.methods import Method
 from shearling.models.structure import structure_of
 from shearling.pipeline import Plan, measure
 from shearling.report import versions
 from shearling.stages import Watcher
 from shearling.sweep.grid import Grid, Outcome, outcomes
-from shearling.sweep.store import CURVE, MODELS, PAGE, RESULTS, Store, write_whole
+from shearling.sweep.store import CURVE, MODELS, PAGE, RESULTS, Store, write_all
 
 
 def sweep_source(
@@ -33,9 +35,7 @@ def sweep_source(
     watcher: Watcher | None = None,
 ) -> dict[str, Any]:
     """Every point of the grid into `out`; gives what `--json` prints. A second call goes on where one was stopped."""
-    grid.checked()
-    loaded = read_source(source, labels=any(needs_labels(method, source) for method in grid.methods.values()))
-    exam = exam_of(source, loaded, evaluation, limit=limit)
+    loaded, exam = _read(source, grid, evaluation, limit)
     store = Store(out, settings_of(source, grid, loaded, exam), force=force)
     store.facts["environment"] = {
         "device": device_name(loaded.model.device),
@@ -65,9 +65,7 @@ def sweep_source(
 
 def planned(source: Source, grid: Grid, *, evaluation: str | None = None, limit: int | None = None) -> dict[str, Any]:
     """What `--dry-run` prints: model and data are read and checked, nothing is measured or written."""
-    grid.checked()
-    loaded = read_source(source, labels=any(needs_labels(method, source) for method in grid.methods.values()))
-    exam = exam_of(source, loaded, evaluation, limit=limit)
+    loaded, exam = _read(source, grid, evaluation, limit)
     points = [{"method": method, "constraint": dict(asked), "seed": seed} for method, asked, seed in grid.points()]
     return {
         "dry_run": True,
@@ -78,6 +76,15 @@ def planned(source: Source, grid: Grid, *, evaluation: str | None = None, limit:
         "evaluations": len(points) + 1,
         "examples": len(exam.rows),
     }
+
+
+def _read(source: Source, grid: Grid, evaluation: str | None, limit: int | None) -> tuple[Loaded, Exam]:
+    """The model, its data and its exam, once it is clear that the grid makes sense for them."""
+    grid.checked()
+    loaded = read_source(source, labels=any(needs_labels(method, source) for method in grid.methods.values()))
+    if grid.table is not None:
+        check_fits(load_table(grid.table), structure_of(loaded.model))
+    return loaded, exam_of(source, loaded, evaluation, limit=limit)
 
 
 def describe_planned(record: dict[str, Any]) -> str:
@@ -101,7 +108,7 @@ def _finish(store: Store, skipped: list[dict[str, Any]], source: Source) -> dict
     if store.results:
         title = f"{Path(source.model).name}: {dense['task']}"
         curve = curve_chart(store.results, dense=dense["value"], title=title)
-        write_whole({out / CURVE: curve, out / PAGE: sweep_page(store.results, store.facts, title=title)})
+        write_all({out / CURVE: curve, out / PAGE: sweep_page(store.results, store.facts, title=title)})
         files |= {"curve": str(out / CURVE), "report": str(out / PAGE)}
     return {"out": str(out), "dense": dense, "results": store.results, "skipped": skipped, "files": files}
 
@@ -118,6 +125,7 @@ def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[
         "eval_rows": len(exam.rows),
         "samples": source.samples,
         "max_length": source.max_length,
+        "length": source.length,
         "columns": [source.text_columns, source.label_column],
         "dtype": str(loaded.model.dtype).removeprefix("torch."),
         "multiple_of": grid.multiple_of,
@@ -152,4 +160,12 @@ def _plan(source: Source, loaded: Loaded, watcher: Watcher | None, method: Metho
         drawn, config = replace(source, seed=seed), loaded.model.config
         labels = needs_labels(method, source)
         batches = sample_batches(drawn, loaded.rows, loaded.tokenizer, loaded.task, config, labels=labels)
-    return measure(loaded.model, batches, method=method, samples=source.samples, seed=seed, watcher=watcher)
+    return measure(
+        loaded.model,
+        batches,
+        method=method,
+        samples=source.samples,
+        seed=seed,
+        length=source.length,
+        watcher=watcher,
+    )

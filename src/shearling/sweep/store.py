@@ -11,6 +11,7 @@ from typing import Any
 from shearling.costs import KINDS
 from shearling.distributed import on_first
 from shearling.errors import OutputError
+from shearling.files import write_whole
 from shearling.sweep.grid import Key, Outcome, key
 
 SETTINGS, RESULTS, CURVE, PAGE, MODELS = "sweep.json", "results.json", "curve.svg", "report.html", "models"
@@ -59,7 +60,7 @@ class Store:
     def write(self) -> None:
         """Both files, each replaced as a whole."""
         facts, results = (json.dumps(value, indent=1) + "\n" for value in (self.facts, self.results))
-        write_whole({self.folder / SETTINGS: facts, self.folder / RESULTS: results})
+        write_all({self.folder / SETTINGS: facts, self.folder / RESULTS: results})
 
     def _forget(self) -> None:
         """Remove what a sweep writes, and nothing else."""
@@ -118,20 +119,12 @@ def record_of(outcome: Outcome, dense: float) -> dict[str, Any]:
     }
 
 
-def write_whole(texts: Mapping[Path, str]) -> None:
+def write_all(texts: Mapping[Path, str]) -> None:
     """Replace files, each whole or not at all; one process writes."""
 
     def write() -> None:
         for path, text in texts.items():
-            partial = path.with_name(f".{path.name}.part")
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                partial.write_text(text, encoding="utf-8")
-                partial.replace(path)
-            except OSError as error:
-                if partial.is_file():
-                    partial.unlink()
-                raise OutputError(f"Cannot write {path}: {error.strerror or error}.") from None
+            write_whole(path, text)
 
     on_first(write)
 

@@ -1,0 +1,32 @@
+"""Writing single files: whole or not at all, and a failure told in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from shearling.errors import OutputError
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Replace a file by way of a hidden one beside it, which is gone afterwards whatever happens."""
+    data = content.encode() if isinstance(content, str) else content
+    partial = path.with_name(f".{path.name}.part")
+    with writing(path):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_bytes(data)
+            partial.replace(path)
+        finally:
+            with suppress(OSError):
+                partial.unlink()
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Whatever the system says against this place, as an error of ours."""
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"Cannot write {path}: {error.strerror or error}.") from error

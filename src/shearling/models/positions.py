@@ -1,0 +1,18 @@
+"""How long an input may be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Positions of these models start after the padding index, so that many of their position embeddings are never used.
+_AFTER_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "esm")
+
+
+def positions_of(config: Any) -> int | None:
+    """The tokens of the longest input; None where the model has no table of positions, or does not say."""
+    positions = getattr(config, "max_position_embeddings", None)  # GPT-2 answers to this name too
+    if not isinstance(positions, int) or positions < 1:
+        return None
+    if config.model_type in _AFTER_PADDING:
+        positions -= config.pad_token_id + 1
+    return positions

@@ -158,6 +158,7 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "memory": ("docs/performance.md", memory),
     "released": ("docs/method.md", lambda: by_task("released", ("flops", "variant"))),
     "latency": ("docs/results.md", lambda: latency("cpu-tasks")),
+    "single": ("docs/results.md", lambda: latency("cpu-tasks-single")),
     "runtimes": ("docs/results.md", lambda: latency("cuda-bert-base-graphs")),
     "graphs": ("docs/results.md", lambda: latency("cuda-bert-base-graphs-predict")),
     "eager": ("docs/results.md", lambda: latency("cuda-bert-base-predict")),

@@ -212,6 +212,14 @@ def test_flops_at_a_length_of_ones_own() -> None:
             shearling.measure(model, batches, length=length)
 
 
+@pytest.mark.parametrize("length", [6.0, 6.4, 6.6])
+def test_the_whole_model_counts_no_less_than_its_layers(length: float) -> None:
+    report = shearling.prune(model_of("bert"), batches_of(2, 8), flops=0.5, length=length).report
+    rest = report.flops_model.dense - report.flops.dense
+    assert rest > 0
+    assert report.flops_model.pruned - report.flops.pruned == pytest.approx(rest)
+
+
 def test_samples_limits_the_sample() -> None:
     assert shearling.measure(model_of("bert"), batches_of(4, 4), samples=6).sample.examples == 6
 

@@ -163,8 +163,9 @@ class Plan:
         whole = whole_macs(self.structure.model, self.sample, length)
         if len(set(self.lengths)) > 1:
             return whole, whole_macs(student.model, self.sample, length)
-        tokens = [float(round(length))] * len(self.lengths)
-        return whole, whole - count_macs(self.structure, tokens) + count_macs(student, tokens)
+        tokens = [float(round(length))] * len(self.lengths)  # what was run; the layers are counted at the mean itself
+        rest = whole - count_macs(self.structure, tokens)
+        return rest + count_macs(self.structure, self.lengths), rest + count_macs(student, self.lengths)
 
     def _report(
         self,

@@ -47,11 +47,9 @@ def first_attention_untuned(plan: Plan, flops: float) -> Iterator[None]:
     def tune(weight: Tensor, bias: Tensor | None, moments: Any, width: int, *, damp: float) -> tuning.Tuned:
         nonlocal called
         found = usual(weight, bias, moments, width, damp=damp)
-        if called or width != first.width:  # where nothing is left of it, the first call is for an FFN
-            called = True
-            return found
+        its_turn = not called and width == first.width  # where nothing is left of it, the first call is for an FFN
         called = True
-        return tuning.Tuned(torch.ones_like(found.mask), found.before, found.before)
+        return tuning.Tuned(torch.ones_like(found.mask), found.before, found.before) if its_turn else found
 
     with patch.object(method, "tune", tune):
         yield

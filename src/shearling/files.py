@@ -1,7 +1,8 @@
-"""Writing single files: whole or not at all, and a failure told in one sentence."""
+"""Writing files: may it be done, whole or not at all, and a failure told in one sentence."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,3 +31,11 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OutputError(f"Cannot write {path}: {error.strerror or error}.") from error
+
+
+def check_permission(target: Path) -> None:
+    """Whether something may be made at this place."""
+    parent = target.resolve().parent
+    existing = next(p for p in (parent, *parent.parents) if p.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise OutputError(f"No permission to write in {existing}; choose another --out.")

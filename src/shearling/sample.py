@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from shearling.errors import DataError
 
@@ -259,17 +260,13 @@ def _length(row: dict[str, Tensor]) -> int:
 
 
 def _padded(rows: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    longest = max(map(_length, rows))
+    def together(name: str) -> Tensor:
+        values = [row[name] for row in rows]
+        if not values[0].dim():
+            return torch.stack(values)
+        return pad_sequence(values, batch_first=True, padding_value=IGNORED if name in LABELS else 0)
 
-    def filled(name: str, value: Tensor, missing: int) -> Tensor:
-        if not missing or not value.dim() or len(value) != longest - missing:
-            return value
-        filler = value.new_full((missing, *value.shape[1:]), IGNORED if name in LABELS else 0)
-        return torch.cat([value, filler])
-
-    return {
-        name: torch.stack([filled(name, row[name], longest - _length(row)) for row in rows]) for name in rows[0]
-    }  # fmt: skip
+    return {name: together(name) for name in rows[0]}
 
 
 def _batch(raw: Any, number: int, start: int, accepts: Collection[str] = ()) -> Batch:

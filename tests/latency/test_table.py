@@ -141,7 +141,7 @@ def test_refused_with_what_to_do(change: Any, tmp_path: Path) -> None:
 def test_a_gpu_that_waits_for_its_host_is_told() -> None:
     structure = structure_of(model_of("bert"))
     table = replace(table_of(structure, launch=True), whole_launch=0.05, fixed_launch=0.02)
-    assert (table.pace, table.floor) == ("launch", 0.02)
+    assert (table.slower_side, table.floor) == ("launch", 0.02)
     assert "50 ms, of which 20 ms cannot be pruned" in str(table)
     assert "this GPU waits for the host" in str(table)
     assert "waits for the host" not in str(table_of(structure))

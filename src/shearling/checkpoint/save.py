@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from shearling.checkpoint.sentence import MODULES, modules_with_transformer_on_top, transformer_in
 from shearling.distributed import on_first
 from shearling.errors import OutputError
+from shearling.files import check_permission
 from shearling.quiet import quiet_transformers
 
 if TYPE_CHECKING:
@@ -136,14 +137,6 @@ def check_writable(target: Path, *, force: bool = False) -> None:
     if target.is_dir() and any(target.iterdir()) and not force:
         raise OutputError(f"{target} exists and is not empty; choose another --out, or replace it with --force.")
     check_permission(target)
-
-
-def check_permission(target: Path) -> None:
-    """Whether something may be made at this place."""
-    parent = target.resolve().parent
-    existing = next(p for p in (parent, *parent.parents) if p.exists())
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise OutputError(f"No permission to write in {existing}; choose another --out.")
 
 
 @contextmanager

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shearling.checkpoint.record import base_of
-from shearling.checkpoint.save import check_permission
 from shearling.errors import InputError, ModelError, OutputError
 from shearling.export import exported, onnx
 from shearling.export.check import Difference, Runner, check
 from shearling.export.graph import reference
 from shearling.export.inputs import Inputs, inputs_from_rows, inputs_from_tokenizer
-from shearling.files import writing
+from shearling.files import check_permission, writing
 from shearling.latency.timing import Times, in_turns
 from shearling.loading import load_model, load_reader, load_rows, load_tokenizer
 

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from shearling.checkpoint.save import check_permission
 from shearling.errors import OutputError
-from shearling.files import writing
+from shearling.files import check_permission, writing
 from shearling.latency.plot import check_picture, plot
 from shearling.latency.profile import BUDGET, profile
 from shearling.latency.table import Table

@@ -95,8 +95,8 @@ class Table:
         return max(self.whole, self.whole_launch or 0.0)
 
     @property
-    def pace(self) -> str:
-        """The side that sets it, in the dense model."""
+    def slower_side(self) -> str:
+        """The one that sets the pace of the dense model."""
         return "launch" if (self.whole_launch or 0.0) > self.whole else "seconds"
 
     @property
@@ -107,7 +107,7 @@ class Table:
     @property
     def unrest(self) -> float:
         """How much repeated runs differed, typically: spread over time. A quiet machine stays below a few percent."""
-        shares = [s / t for e in self.sublayers for s, t in zip(*e.side(self.pace), strict=True) if t > 0]
+        shares = [s / t for e in self.sublayers for s, t in zip(*e.side(self.slower_side), strict=True) if t > 0]
         return float(np.median(shares)) if shares else 0.0
 
     def to_json(self) -> dict[str, Any]:

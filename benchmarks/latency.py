@@ -31,12 +31,12 @@ import torch
 from machine import describe_machine, random_batches, random_model
 
 import shearling
+from shearling.engine.hooks import device_of, frozen
+from shearling.engine.precision import DTYPES
 from shearling.latency.inputs import example_inputs
 from shearling.latency.runtime import RUNTIMES as TABLES
 from shearling.latency.runtime import check_runtime, runner
 from shearling.latency.timing import in_turns
-from shearling.loading import DTYPES
-from shearling.passes import device_of, frozen
 
 Run = Callable[[], object]
 
@@ -176,9 +176,9 @@ def at_matched_accuracy(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def _task(args: argparse.Namespace, task: str) -> tuple[Any, shearling.Plan, Callable[[Any], float]]:
     from shearling.data import read_rows
-    from shearling.evaluate import make_exam
-    from shearling.jobs import Source, measure_source
+    from shearling.evaluation.exam import make_exam
     from shearling.methods import Surgeon
+    from shearling.workflows.source import Source, measure_source
 
     def file(part: str) -> str:
         return str(next(iter(sorted(args.data.glob(f"{task}.{part}.*")))))

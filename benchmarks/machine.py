@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from shearling._version import versions
 from shearling.latency.timing import device_name
-from shearling.report import versions
 
 SHAPES = {
     "bert-base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},

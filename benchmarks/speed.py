@@ -20,9 +20,10 @@ import torch
 from machine import describe_machine, keep_json, random_batches, random_model
 
 import shearling
+from shearling.engine.hooks import device_of
+from shearling.engine.memory import bounded
 from shearling.models.structure import Structure, structure_of
-from shearling.passes import bounded, device_of
-from shearling.sample import Sample, sample_of
+from shearling.sample.sample import Sample, sample_of
 
 
 def plain_seconds(model: Any, sample: Sample) -> float:

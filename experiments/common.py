@@ -18,13 +18,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from shearling.checkpoint.pretrained import device_of, load_model, load_tokenizer
 from shearling.data import Rows, encode, find_task, read_rows
-from shearling.evaluate import Exam, make_exam
+from shearling.evaluation.exam import Exam, make_exam
 from shearling.latency.timing import device_name
-from shearling.loading import device_of, load_model, load_tokenizer
 from shearling.methods import Method, Paper, Surgeon
 from shearling.pipeline import Plan, Pruned, measure
-from shearling.sample import Sample, sample_of
+from shearling.sample.sample import Sample, sample_of
 
 TASKS = ("sst2", "stsb", "mrpc", "qnli")
 PLANS = 6  # measurements kept in memory

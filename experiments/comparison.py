@@ -11,7 +11,8 @@ from collections.abc import Iterator
 
 from common import PAPER, SURGEON, Lab, Row, aligned, main
 
-from shearling.render import Point, Series, chart
+from shearling.report import chart
+from shearling.report.chart import Point, Series
 
 # Change of the metric against each paper's own baseline (BERT-base), from the paper's appendix: FLOPs -> points.
 # MRPC of Flop and SLIP is F1.

@@ -10,7 +10,7 @@ from common import Lab, Row, main, pivot
 from shearling.data import find_task
 from shearling.data.encoder import make_encoder
 from shearling.methods import Method, Paper, Surgeon
-from shearling.retrain import Recipe, retrain
+from shearling.workflows.training import Recipe, retrain
 
 STARTS: dict[str, Method] = {
     "binary mask (paper)": Paper(tune=False),

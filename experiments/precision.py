@@ -15,7 +15,7 @@ from typing import get_args
 from common import PAPER, SURGEON, Lab, Row, main, pivot
 from torch import Tensor
 
-from shearling.passes import Precision
+from shearling.engine.precision import Precision
 
 METHODS = {"surgeon": SURGEON, "paper": PAPER, "paper, search alone": replace(PAPER, rearrange=False, tune=False)}
 BUDGETS = (0.7, 0.5, 0.3)

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
+from shearling.checkpoint.pretrained import load_model, load_tokenizer
 from shearling.data import Rows, encode, find_task, read_rows
-from shearling.evaluate import make_exam
-from shearling.loading import load_model, load_tokenizer
+from shearling.evaluation.exam import make_exam
 from shearling.pipeline import measure
 
 RESULTS = Path(__file__).parent / "results" / "real_models.json"

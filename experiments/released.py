@@ -19,7 +19,7 @@ import torch
 from common import PAPER, Lab, Row, main, pivot
 from torch import Tensor
 
-from shearling import walk
+from shearling.engine import repair as walk
 from shearling.methods import paper as method
 from shearling.models.structure import Stack, structure_of
 from shearling.paper import tune as tuning

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from common import PAPER, SURGEON, Lab, Row, aligned, main
 
-from shearling.loading import device_of
+from shearling.checkpoint.pretrained import device_of
 from shearling.pipeline import measure
-from shearling.sample import Sample, sample_of
+from shearling.sample.sample import Sample, sample_of
 
 FLOPS = 0.6
 LENGTH = 53  # mean tokens of the GLUE tasks of the paper

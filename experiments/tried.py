@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from common import SURGEON, Lab, Row, main, pivot
 
-from shearling import losses
-from shearling.losses import is_regression, sampled_losses
-from shearling.moments import Moments
+from shearling.engine import losses
+from shearling.engine.losses import is_regression, sampled_losses
+from shearling.engine.moments import Moments
 from shearling.pipeline import Plan
-from shearling.sample import Sample, uniform
+from shearling.sample.sample import Sample, uniform
 from shearling.surgeon.order import Order
 from shearling.surgeon.refit import refit
 

@@ -27,9 +27,9 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import shearling
-import shearling.jobs
-import shearling.render
-import shearling.sweep
+import shearling.report.record
+import shearling.workflows.source
+import shearling.workflows.sweep
 from shearling.cli import run
 
 PATIENCE = 5.0  # seconds from Ctrl-C to the end, on a machine that does other things too
@@ -104,7 +104,7 @@ class Rounds:
     def save(self) -> int:
         """Prune once, then write again and again over what is there."""
         pruned = shearling.prune(
-            shearling.jobs.load_model(str(self.model), device="cpu"),
+            shearling.workflows.source.load_model(str(self.model), device="cpu"),
             [{"input_ids": torch.arange(32).view(4, 8) + 4}],
             flops=0.5,
         )

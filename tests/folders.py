@@ -37,7 +37,7 @@ def dense_folder(folder: Path) -> Path:
 
 def pruned_folder(dense: Path, folder: Path) -> Path:
     """Pruned from it, with nothing left of the attention of layer 0 and of the filters of layer 1."""
-    from shearling.loading import load_model
+    from shearling.checkpoint.pretrained import load_model
 
     model = load_model(str(dense), device="cpu")
     result = emptied(measure(model, batches(), samples=16).prune(flops=0.5))

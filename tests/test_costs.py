@@ -25,7 +25,7 @@ from shearling.costs import (
 from shearling.errors import ConstraintError
 from shearling.models.shrink import shrink
 from shearling.models.structure import structure_of
-from shearling.sample import sample_of
+from shearling.sample.sample import sample_of
 from tiny import batches_of, inputs_of, model_of
 
 KEPT = {

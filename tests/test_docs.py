@@ -133,14 +133,14 @@ def test_the_first_screen_of_the_readme() -> None:
     assert len(list(commands_of(bash))) == 1
 
 
-def test_the_tree_in_the_readme_names_what_there_is() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    tree = next(block.code for block in blocks_of(ROOT / "README.md") if block.code.startswith("src/shearling/"))
+def test_the_tree_names_what_there_is() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    tree = next(block.code for block in blocks_of(ROOT / "CONTRIBUTING.md") if block.code.startswith("src/shearling/"))
     named = re.findall(r"^  ([\w.]+/?)\s", tree, re.MULTILINE)
     package = ROOT / "src" / "shearling"
     assert all((package / name).exists() for name in named), text
     folders = {p.name for p in package.iterdir() if p.is_dir() and (p / "__init__.py").exists()}
-    assert folders <= {name.rstrip("/") for name in named}, "a folder of the package is not in the README's tree"
+    assert folders <= {name.rstrip("/") for name in named}, "a folder of the package is not in the tree"
 
 
 def test_the_functions_that_the_methods_page_names_exist() -> None:

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shearling
+from shearling.engine.progress import Stages
 from shearling.errors import ConstraintError, DataError, InputError, ModelError, UnsupportedArchitecture
 from shearling.pipeline import limits_of
-from shearling.stages import Stages
 from tiny import batches_of, model_of
 
 methods = pytest.mark.parametrize("method", ["surgeon", "paper"])

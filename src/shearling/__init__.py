@@ -14,9 +14,7 @@ from shearling._version import __version__
 from shearling.checkpoint.register import register_when_needed
 
 if TYPE_CHECKING:
-    from shearling.callback import PruneOnTrainEnd
     from shearling.checkpoint.load import load
-    from shearling.checkpoint.plan import load_plan
     from shearling.errors import (
         CheckFailed,
         CheckpointError,
@@ -29,10 +27,11 @@ if TYPE_CHECKING:
         TableError,
         UnsupportedArchitecture,
     )
+    from shearling.integrations.trainer import PruneOnTrainEnd
     from shearling.latency.profile import profile
     from shearling.latency.table import Table, load_table
     from shearling.methods import Paper, Surgeon
-    from shearling.pipeline import Plan, Pruned, measure, prune
+    from shearling.pipeline import Plan, Pruned, load_plan, measure, prune
 
 __all__ = [
     "CheckFailed",
@@ -62,9 +61,8 @@ __all__ = [
 
 # Where each public name lives; imported when first asked for, so that `import shearling` stays quick.
 _HOMES = {
-    "shearling.callback": ("PruneOnTrainEnd",),
+    "shearling.integrations.trainer": ("PruneOnTrainEnd",),
     "shearling.checkpoint.load": ("load",),
-    "shearling.checkpoint.plan": ("load_plan",),
     "shearling.errors": (
         "CheckFailed",
         "CheckpointError",
@@ -80,7 +78,7 @@ _HOMES = {
     "shearling.latency.profile": ("profile",),
     "shearling.latency.table": ("Table", "load_table"),
     "shearling.methods": ("Paper", "Surgeon"),
-    "shearling.pipeline": ("Plan", "Pruned", "measure", "prune"),
+    "shearling.pipeline": ("Plan", "Pruned", "load_plan", "measure", "prune"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

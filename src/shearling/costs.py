@@ -12,19 +12,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from shearling.engine.hooks import device_of, frozen
 from shearling.errors import ConstraintError
 from shearling.models.structure import Structure
 from shearling.models.sublayer import Sublayer
-from shearling.passes import device_of, frozen
-from shearling.sample import Batch, Sample
+from shearling.sample.sample import Batch, Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from shearling.paper.search import Piecewise
-
 KINDS = ("flops", "params", "latency")
 SLACK = 1e-9  # relative; costs are sums of floats
+
+
+@dataclass(frozen=True)
+class Piecewise:
+    """What k units of one sublayer cost: nothing at 0, `overhead` up to `threshold`, then `slope` for each one more."""
+
+    slope: float
+    overhead: float = 0.0
+    threshold: int = 0
+
+    def __call__(self, count: int) -> float:
+        """The cost of keeping `count` units."""
+        if count == 0:
+            return 0.0
+        return self.overhead + self.slope * max(0, count - self.threshold)
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from shearling.errors import OutputError
+
+BLOCK = 2**20  # bytes that a digest reads at once
+PARTS = 16
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -39,3 +43,19 @@ def check_permission(target: Path) -> None:
     existing = next(p for p in (parent, *parent.parents) if p.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
         raise OutputError(f"No permission to write in {existing}; choose another --out.")
+
+
+def weights_digest(model: str) -> str | None:
+    """A digest of sizes, and of blocks from all over the files; None for a Hub id, which names its weights itself."""
+    place = Path(model)
+    if not place.exists():
+        return None
+    digest = hashlib.sha256()
+    for path in sorted(place.rglob("*.safetensors")) if place.is_dir() else [place]:
+        size = path.stat().st_size
+        digest.update(f"{path.name} {size} ".encode())
+        with path.open("rb") as file:
+            for part in range(PARTS + 1):  # the first and the last block among them
+                file.seek(max(0, (size - BLOCK) * part // PARTS))
+                digest.update(file.read(BLOCK))
+    return digest.hexdigest()

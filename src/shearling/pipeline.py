@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from shearling.check import check_cut, self_check
+from shearling.checkpoint.plan import read_plan, write_plan
+from shearling.checkpoint.save import save
 from shearling.costs import (
     Limit,
     count_macs,
@@ -24,18 +25,20 @@ from shearling.costs import (
     sequence_lengths,
     whole_macs,
 )
-from shearling.distributed import rank_and_world
-from shearling.errors import ConstraintError, DataError, InputError, ModelError
-from shearling.latency.meet import ALIGNED, checked_table, meet, table_for
-from shearling.methods import Evidence, Method, Repaired, asked, method_of
+from shearling.engine.distributed import rank_and_world
+from shearling.engine.hooks import device_of
+from shearling.engine.memory import bounded, with_halving
+from shearling.engine.progress import Stages, Watcher
+from shearling.errors import CheckpointError, ConstraintError, DataError, InputError, ModelError
+from shearling.latency.meet import checked_table, meet, table_for
+from shearling.methods import Evidence, Method, Repaired, asked, configured, method_of, settings_of
 from shearling.models.offloaded import with_all_weights
 from shearling.models.positions import positions_of
 from shearling.models.shrink import shrink
 from shearling.models.structure import Structure, structure_of
-from shearling.passes import bounded, device_of, with_halving
-from shearling.report import Cost, Report
-from shearling.sample import Sample, accepted_inputs, sample_of
-from shearling.stages import Stages, Watcher
+from shearling.report.record import Cost, Report
+from shearling.sample.sample import Sample, accepted_inputs, sample_of
+from shearling.verify import check_cut, self_check
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,9 +61,7 @@ class Pruned:
 
     def save(self, directory: str | os.PathLike[str], *, source: Any = None, force: bool = False) -> Path:
         """Write a checkpoint that loads with plain `from_pretrained`; `source` is where tokenizer files come from."""
-        from shearling.checkpoint.save import save
-
-        return save(self, directory, source=source, force=force)
+        return save(self.model, self.kept, self.report.to_json(), directory, source=source, force=force)
 
     def __str__(self) -> str:
         return str(self.report)
@@ -139,7 +140,7 @@ class Plan:
         """Under a latency, filters in the steps that were timed; Alg. 2 knows no steps."""
         if multiple_of is not None:
             return checked_multiple(multiple_of)
-        return 1 if self.method.name == "paper" else ALIGNED
+        return self.method.filter_step
 
     def _repair(self, student: Structure, kept: list[Tensor], stages: Stages) -> tuple[Structure, list[Repaired]]:
         """Repair the student; a try that ran out of memory half-way starts over from a fresh cut."""
@@ -154,9 +155,18 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Keep the measurement (not the model or the sample) for another session."""
-        from shearling.checkpoint.plan import save_plan
-
-        return save_plan(self, Path(path))
+        header = {
+            "sizes": self.structure.sizes,
+            "lengths": self.lengths,
+            "seed": self.seed,
+            "seconds": dict(self.seconds),
+            "fingerprint": self.sample.fingerprint,
+            "warnings": self.warnings,
+            "examples": self.sample.examples,
+            "method": self.method.name,
+            "settings": settings_of(self.method),
+        }
+        return write_plan(Path(path), header, self.method.pack(self.evidence))
 
     def _whole_macs(self, student: Structure, length: float) -> tuple[float, float]:
         """The whole model before and after; where all layers see the same tokens, running the dense one tells both."""
@@ -180,7 +190,7 @@ class Plan:
         macs = self._whole_macs(student, length)
         return Report(
             method=self.method.name,
-            settings=asdict(self.method) if hasattr(self.method, "__dataclass_fields__") else {},  # type: ignore[call-overload]
+            settings=settings_of(self.method),
             constraint={limit.name: limit.ratio for limit in limits},
             flops=Cost(count_macs(dense, self.lengths), count_macs(student, self.lengths)),
             params=Cost(count_params(dense), count_params(student)),
@@ -273,6 +283,29 @@ def prune(
     return plan.prune(
         flops=flops, params=params, latency=latency, table=table, correct=correct, multiple_of=multiple_of
     )
+
+
+def load_plan(path: str | os.PathLike[str], model: PreTrainedModel, data: Any, *, samples: int | None = None) -> Plan:
+    """A saved measurement with the model and the sample it was made of (the refit needs both again)."""
+    structure = prunable(model)
+    header, tensors = read_plan(Path(path))
+    if header["sizes"] != structure.sizes:
+        raise CheckpointError(f"{path} was measured on another model: it has {header['sizes']} units per layer.")
+    try:
+        method = configured(header["method"], **header["settings"])
+        evidence = method.unpack(tensors, structure)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a plan that shearling saved: {error}") from None
+    limit = header["examples"] if samples is None else samples
+    given = sample_of(data, limit=limit, accepts=accepted_inputs(model), seed=header["seed"])
+    sample = bounded(given, device_of(structure.model), backward=False)
+    warnings = list(header["warnings"])
+    if header["fingerprint"] != sample.fingerprint:
+        warnings.append("the plan was measured on another sample than the one given for the refit")
+    return Plan(
+        structure, sample, method, evidence, header["seed"], header["lengths"], dict(header["seconds"]), warnings,
+        batch_size=given.largest,
+    )  # fmt: skip
 
 
 def limits_of(

@@ -11,8 +11,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import shearling
-import shearling.passes
-from shearling.errors import CheckpointError, InputError, OutputError
+import shearling.engine.hooks
+from shearling.errors import CheckpointError, OutputError
 from tiny import batches_of, model_of
 
 
@@ -41,7 +41,7 @@ def test_saved_and_loaded(plan: shearling.Plan, tmp_path: Path) -> None:
 
 
 def test_batches_that_were_cut_are_the_same_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(shearling.passes.MAX_TOKENS_FORWARD, "cpu", 24)
+    monkeypatch.setitem(shearling.engine.memory.MAX_TOKENS_FORWARD, "cpu", 24)
     cut = shearling.measure(model_of("bert"), batches_of())
     loaded = shearling.load_plan(cut.save(tmp_path / "plan"), model_of("bert"), batches_of())
     assert loaded.warnings == cut.warnings
@@ -89,11 +89,14 @@ def test_what_is_no_plan(plan: shearling.Plan, tmp_path: Path) -> None:
         shearling.load_plan(tmp_path / "gone", model_of("bert"), batches_of())
 
 
-def test_only_plans_of_surgeon_are_saved(tmp_path: Path) -> None:
-    plan = shearling.measure(model_of("bert"), batches_of(1), method="paper")
-    with pytest.raises(InputError, match="method surgeon"):
-        plan.save(tmp_path / "plan")
-    assert list(tmp_path.iterdir()) == []
+def test_plans_of_both_methods_are_saved(tmp_path: Path) -> None:
+    model, batches = model_of("bert"), batches_of()
+    for method in ("surgeon", "paper"):
+        plan = shearling.measure(model, batches, method=method)
+        loaded = shearling.load_plan(plan.save(tmp_path / method), model, batches)
+        before, after = (one.prune(flops=0.5) for one in (plan, loaded))
+        assert all(torch.equal(a, b) for a, b in zip(before.kept, after.kept, strict=True))
+        assert loaded.method == plan.method
 
 
 def test_a_place_that_cannot_be_written_to(plan: shearling.Plan, tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ import torch
 import transformers
 
 from families import tiny_model
+from shearling.checkpoint.pretrained import load_model
 from shearling.cli import run
-from shearling.compare import compare
 from shearling.data import as_rows, encode, read_rows
 from shearling.errors import DataError
-from shearling.evaluate import evaluate
-from shearling.export.job import example_inputs
-from shearling.loading import load_model
+from shearling.evaluation.compare import compare
+from shearling.evaluation.exam import evaluate
+from shearling.workflows.export import example_inputs
 
 PIL = pytest.importorskip("PIL.Image")
 RATE = 16000

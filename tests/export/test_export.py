@@ -10,14 +10,13 @@ import pytest
 import torch
 
 from folders import rows_file
+from shearling.checkpoint.pretrained import load_model
 from shearling.cli import run as command
 from shearling.errors import CheckFailed, InputError, OutputError
-from shearling.export import FORMATS, export_model
 from shearling.export.check import TOLERANCE, check
 from shearling.export.graph import reference
 from shearling.export.inputs import inputs_from_tokenizer
-from shearling.export.job import example_inputs
-from shearling.loading import load_model
+from shearling.workflows.export import FORMATS, example_inputs, export_model
 from tiny import batches_of, inputs_of, model_of
 
 

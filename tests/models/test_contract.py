@@ -18,13 +18,13 @@ import shearling
 from families import DECODERS, FAMILIES, outputs_of, tiny_batches, tiny_model
 from shearling.checkpoint.save import MODELING, _auto_map, _modeling_file
 from shearling.costs import count_macs, count_params, parameters, sequence_lengths
-from shearling.lanes import Lane, Shelf, enter, probe
+from shearling.engine.hooks import frozen, masked
+from shearling.engine.layerwise import Lane, Shelf, enter, probe
 from shearling.models.shrink import shrink
 from shearling.models.structure import structure_of
 from shearling.models.table import ROWS
 from shearling.paper.fisher import mask_gradients
-from shearling.passes import frozen, masked
-from shearling.sample import sample_of
+from shearling.sample.sample import sample_of
 from shearling.surgeon.measure import measure
 
 every_family = pytest.mark.parametrize("family", FAMILIES)

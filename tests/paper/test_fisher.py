@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from shearling.engine.hooks import masked
 from shearling.models.structure import structure_of
 from shearling.paper.fisher import block, diagonal, mask_gradients
 from shearling.paper.importance import importances
-from shearling.passes import masked
-from shearling.sample import sample_of
+from shearling.sample.sample import sample_of
 from tiny import batches_of, model_of
 
 HEADS = {

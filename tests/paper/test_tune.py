@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shearling.moments import Moments
+from shearling.engine.moments import Moments
 from shearling.paper.tune import apply, normal_equations, tune
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from folders import TEXTS
 from latency.tables import table_of
-from shearling.loading import load_model
+from shearling.checkpoint.pretrained import load_model
 from shearling.models.structure import structure_of
 
 WEIGHTS = "model.safetensors"

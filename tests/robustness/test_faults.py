@@ -18,9 +18,9 @@ from safetensors import SafetensorError
 
 import shearling
 from folders import rows_file
+from shearling.checkpoint.pretrained import load_model
 from shearling.checkpoint.save import whole_directory
 from shearling.cli import run
-from shearling.loading import load_model
 from tiny import batches_of, model_of
 
 ROOT = Path(__file__).parents[2]
@@ -113,7 +113,7 @@ def test_not_one_example_fits(
     def load(*args: Any, **kwargs: Any) -> Any:
         return short_of_memory(load_model(*args, **kwargs), 0, torch.OutOfMemoryError)
 
-    monkeypatch.setattr("shearling.jobs.load_model", load)
+    monkeypatch.setattr("shearling.workflows.source.load_model", load)
     rows = rows_file(tmp_path / "rows.jsonl")
     command = ["prune", str(dense), "--data", str(rows), "--flops", "0.5", "--out", str(tmp_path / "out"), "--json"]
     assert run([*command, "--device", "cpu"]) == 2

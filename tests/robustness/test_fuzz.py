@@ -26,7 +26,7 @@ from shearling.cli import run
 from shearling.cli.pictures import plain
 from shearling.latency.validate import check_fits
 from shearling.models.structure import structure_of
-from shearling.render import report_page
+from shearling.report.model_page import report_page
 from tiny import model_of
 
 CASES = int(os.environ.get("SHEARLING_FUZZ", "0"))

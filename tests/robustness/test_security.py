@@ -15,14 +15,14 @@ import torch
 
 import shearling
 from folders import rows_file
+from shearling.checkpoint.pretrained import load_model
 from shearling.cli import run
-from shearling.loading import load_model
 from tiny import batches_of, model_of
 
 PACKAGE = Path(shearling.__file__).parent
 # The file that every checkpoint carries. When you change it on purpose: see that the golden checkpoints still load
 # (tests/robustness/test_golden.py), that new ones load where shearling is not installed (tests/checkpoint), and put
-# the new digest here: sha256sum src/shearling/checkpoint/modeling_shearling.py
+# the new digest here: sha256sum src/shearling/models/modeling_shearling.py
 MODELING_SHA256 = "08faf123120e32266d6e91928200f552f218b3d8e6d1a910780fc7df0dad2571"
 FORBIDDEN_MODULES = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 FORBIDDEN_CALLS = {"torch.load", "torch.save", "eval", "exec", "compile", "os.system", "os.popen", "yaml.load"}
@@ -128,7 +128,7 @@ def test_trust_is_named_in_the_report(dense: Path, tmp_path: Path) -> None:
 
 
 def test_the_modelling_file_is_the_one_we_know(tmp_path: Path) -> None:
-    ours = (PACKAGE / "checkpoint" / "modeling_shearling.py").read_bytes()
+    ours = (PACKAGE / "models" / "modeling_shearling.py").read_bytes()
     assert hashlib.sha256(ours).hexdigest() == MODELING_SHA256, "read the note above MODELING_SHA256"
     assert len(ours) < 20_000
     for family in ("bert", "distilbert"):
@@ -137,5 +137,5 @@ def test_the_modelling_file_is_the_one_we_know(tmp_path: Path) -> None:
 
 
 def test_the_modelling_file_needs_torch_and_transformers_alone() -> None:
-    nodes = list(ast.walk(ast.parse((PACKAGE / "checkpoint" / "modeling_shearling.py").read_text())))
+    nodes = list(ast.walk(ast.parse((PACKAGE / "models" / "modeling_shearling.py").read_text())))
     assert {name for node in nodes for name in imported(node)} <= {"inspect", "typing", "torch", "transformers"}

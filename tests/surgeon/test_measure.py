@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from shearling.engine.hooks import run
+from shearling.engine.losses import label_losses, sampled_losses
 from shearling.errors import DataError
-from shearling.losses import label_losses, sampled_losses
 from shearling.models.structure import structure_of
-from shearling.passes import run
-from shearling.sample import Sample, sample_of
+from shearling.sample.sample import Sample, sample_of
 from shearling.surgeon.measure import measure
 from tiny import batches_of, model_of
 

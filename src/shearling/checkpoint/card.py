@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from shearling.report import retraining_line, short
+from shearling.report.record import retraining_line, short
 
 # Carried over from the source's card as they are.
 CARRIED = ("license", "license_name", "license_link", "language", "datasets", "metrics", "pipeline_tag", "widget")

@@ -41,7 +41,7 @@ def add_evaluation(folder: Path, evaluation: dict[str, Any], *, dense: dict[str,
 
 def write_page(record: dict[str, Any], folder: Path, path: Path, *, force: bool = False) -> None:
     """The record as one HTML file."""
-    from shearling.render import report_page
+    from shearling.report.model_page import report_page
 
     if path.exists() and not force:
         raise OutputError(f"{path} exists; choose another file, or replace it with --force.")

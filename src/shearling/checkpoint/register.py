@@ -24,7 +24,7 @@ def register_when_needed() -> None:
 
 
 def _register() -> None:
-    from shearling.checkpoint import modeling_shearling
+    from shearling.models import modeling_shearling
 
     modeling_shearling.register()
 

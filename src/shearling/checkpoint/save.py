@@ -8,7 +8,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from shearling.checkpoint.sentence import MODULES, modules_with_transformer_on_top, transformer_in
-from shearling.distributed import on_first
+from shearling.engine.distributed import on_first
+from shearling.engine.silence import quiet_transformers
 from shearling.errors import OutputError
 from shearling.files import check_permission
-from shearling.quiet import quiet_transformers
 
 if TYPE_CHECKING:
-    from shearling.pipeline import Pruned
+    from torch import Tensor
+    from transformers import PreTrainedModel
 
 RECORD = "shearling.json"
 MODELING = "modeling_shearling.py"
@@ -36,23 +37,32 @@ COMPANIONS = (
 )  # fmt: skip
 
 
-def save(pruned: Pruned, directory: str | os.PathLike[str], *, source: Any = None, force: bool = False) -> Path:
+def save(
+    model: PreTrainedModel,
+    kept: Sequence[Tensor],
+    report: dict[str, Any],
+    directory: str | os.PathLike[str],
+    *,
+    source: Any = None,
+    force: bool = False,
+) -> Path:
     """The checkpoint as a directory that loads with plain `from_pretrained`."""
     target = Path(directory)
 
     def write() -> None:
         with whole_directory(target, force=force) as folder:
-            write_checkpoint(pruned, folder, source)
+            write_checkpoint(model, kept, report, folder, source)
 
     on_first(write)
     return target
 
 
-def write_checkpoint(pruned: Pruned, folder: Path, source: Any) -> None:
+def write_checkpoint(
+    model: PreTrainedModel, kept: Sequence[Tensor], report: dict[str, Any], folder: Path, source: Any
+) -> None:
     """All files of a checkpoint."""
     from shearling.checkpoint.card import carried_over, model_card, source_facts
 
-    model = pruned.model
     model.config.auto_map = _auto_map(model)
     with quiet_transformers(notes=True):
         model.save_pretrained(folder)
@@ -63,12 +73,12 @@ def write_checkpoint(pruned: Pruned, folder: Path, source: Any) -> None:
         source.save_pretrained(folder)  # a tokenizer or processor
     architecture = type(model).__name__
     name = getattr(model.config, "_name_or_path", None) or None
-    record = pruned.report.to_json() | {
+    record = report | {
         "base": _base(source, name, folder),
         "architecture": architecture,
         "auto_class": _auto_class(model),
         "card": carried_over(source_facts(source, name), architecture),
-        "kept": [units.tolist() for units in pruned.kept],
+        "kept": [units.tolist() for units in kept],
     }
     (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(model_card(record), encoding="utf-8")
@@ -201,4 +211,4 @@ def _auto_class(model: Any) -> str:
 
 
 def _modeling_file() -> Path:
-    return Path(str(resources.files("shearling.checkpoint") / MODELING))
+    return Path(str(resources.files("shearling.models") / MODELING))

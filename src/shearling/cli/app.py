@@ -14,7 +14,6 @@ from shearling.cli.evaluate import evaluate
 from shearling.cli.export import export
 from shearling.cli.profile import profile
 from shearling.cli.prune import prune
-from shearling.cli.push import push
 from shearling.cli.retrain import retrain
 from shearling.cli.show import show
 from shearling.cli.sweep import sweep
@@ -26,7 +25,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-for command in (prune, profile, evaluate, sweep, retrain, show, compare, export, push, architectures, demo):
+for command in (prune, profile, evaluate, sweep, retrain, show, compare, export, architectures, demo):
     app.command()(command)
 
 

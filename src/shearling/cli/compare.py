@@ -29,7 +29,7 @@ def compare(
     """Compare two models on the same data: agreement, score, size, operations and latency side by side."""
     from shearling.cli.console import emit, watching
     from shearling.cli.pictures import print_comparison
-    from shearling.compare import compare as run
+    from shearling.evaluation.compare import compare as run
 
     with watching(quiet=quiet) as watcher:
         result = run(

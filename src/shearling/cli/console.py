@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shearling.cli.processes import first, place
 
 if TYPE_CHECKING:
-    from shearling.stages import Watcher
+    from shearling.engine.progress import Watcher
 
 
 def complain(message: str) -> None:

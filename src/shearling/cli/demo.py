@@ -10,7 +10,7 @@ import typer
 from shearling.cli import options as o
 
 if TYPE_CHECKING:
-    from shearling.demo import Demo
+    from shearling.workflows.demo import Demo
 
 
 def demo(
@@ -24,7 +24,7 @@ def demo(
 ) -> None:
     """Prune a real sentence encoder on this machine and show what became of it."""
     from shearling.cli.console import emit, say, watching
-    from shearling.demo import demo as run
+    from shearling.workflows.demo import demo as run
 
     say("all-MiniLM-L6-v2, calibrated on Python's own documentation", quiet=quiet or as_json)
     with watching(quiet=quiet) as watcher:
@@ -40,7 +40,7 @@ def _picture(result: Demo) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from shearling.demo import summary
+    from shearling.workflows.demo import summary
 
     console = Console(stderr=True, highlight=False)
     console.print(f"\n{escape(str(result.pruned))}\n", soft_wrap=True)

@@ -30,7 +30,7 @@ def evaluate(
 ) -> None:
     """Score MODEL, dense or pruned, on labelled data."""
     from shearling.cli.console import emit, say, watching
-    from shearling.jobs import Source, evaluate_source, record_evaluation
+    from shearling.workflows.source import Source, evaluate_source, record_evaluation
 
     source = Source(
         model, data, task, o.columns(text_columns), label_column, max_length, batch_size, device=device, dtype=dtype,

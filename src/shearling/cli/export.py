@@ -29,8 +29,8 @@ def export(
 ) -> None:
     """Write MODEL, dense or pruned, as one file that runs without transformers, checked against PyTorch."""
     from shearling.cli.console import emit, say, watching
-    from shearling.export import export_model
-    from shearling.export.words import describe
+    from shearling.export.result import describe
+    from shearling.workflows.export import export_model
 
     if fp16 and int8:
         raise typer.BadParameter("give one of --fp16 and --int8", param_hint="--int8")

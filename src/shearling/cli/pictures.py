@@ -8,13 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from shearling.checkpoint.card import constraint, title
-from shearling.report import describe, latency_line, short
+from shearling.report.record import describe, latency_line, short
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from shearling.compare import Comparison
+    from shearling.evaluation.compare import Comparison
 
 BAR = 24
 

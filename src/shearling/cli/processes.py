@@ -34,7 +34,7 @@ def together(arguments: Sequence[str]) -> Iterator[None]:
     if place()[1] == 1 or not _shared(arguments):
         yield
         return
-    from shearling.distributed import joined
+    from shearling.engine.distributed import joined
 
     with joined():
         yield

@@ -32,7 +32,7 @@ def profile(
 ) -> None:
     """Time MODEL's own layers here, with fewer and fewer units, for `prune --latency`."""
     from shearling.cli.console import emit, say, watching
-    from shearling.latency.job import Setting, profile_source
+    from shearling.workflows.profile import Setting, profile_source
 
     setting = Setting(batch_size, seq_len, device, dtype, threads, runtime, budget, trust_remote_code)
     with watching(quiet=quiet) as watcher:

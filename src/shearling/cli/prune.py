@@ -79,9 +79,9 @@ def prune(
 ) -> None:
     """Prune MODEL to a constraint, without retraining, and write a smaller model directory."""
     from shearling.cli.console import emit, say, watching
-    from shearling.jobs import Source, Target, prune_source
-    from shearling.maxdrop import describe_drop, drop_of
     from shearling.methods import configured
+    from shearling.workflows.max_drop import describe_drop, drop_of
+    from shearling.workflows.source import Source, Target, prune_source
 
     if out is None and not dry_run:
         raise typer.BadParameter("say where to write the pruned model, or use --dry-run", param_hint="--out")

@@ -41,8 +41,9 @@ def retrain(
 ) -> None:
     """Retrain a pruned model on labelled data; an interrupted run goes on where it stopped."""
     from shearling.cli.console import emit, say, watching
-    from shearling.jobs import Source
-    from shearling.retrain import Recipe, retrain_source
+    from shearling.workflows.retrain import retrain_source
+    from shearling.workflows.source import Source
+    from shearling.workflows.training import Recipe
 
     source = Source(
         str(directory), data, task, o.columns(text_columns), label_column, max_length, batch_size, seed=seed,

@@ -44,8 +44,9 @@ def sweep(
 ) -> None:
     """Prune MODEL to many budgets by several methods, score each, and draw the curve; goes on where it was stopped."""
     from shearling.cli.console import emit, say, watching
-    from shearling.jobs import Source
-    from shearling.sweep import describe_planned, describe_sweep, grid_of, planned, sweep_source
+    from shearling.workflows.grid import grid_of
+    from shearling.workflows.source import Source
+    from shearling.workflows.sweep import describe_planned, describe_sweep, planned, sweep_source
 
     grid = grid_of(methods, seeds, multiple_of, table, flops=flops, params=params, latency=latency)
     source = Source(

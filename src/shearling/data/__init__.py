@@ -18,7 +18,7 @@ scores.py     the score of a task
 from shearling.data.batches import Batch, Batches
 from shearling.data.encode import SmallSampleWarning, encode
 from shearling.data.files import read_rows
-from shearling.data.hub import load_task_rows
+from shearling.data.hub import load_rows, load_task_rows
 from shearling.data.rows import Rows, as_rows
 from shearling.data.tasks import TASKS, Task, find_task, infer_task
 
@@ -33,6 +33,7 @@ __all__ = [
     "encode",
     "find_task",
     "infer_task",
+    "load_rows",
     "load_task_rows",
     "read_rows",
 ]

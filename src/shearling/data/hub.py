@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from shearling.data.files import read_rows
 from shearling.data.rows import Rows, as_rows
 from shearling.data.tasks import Task, find_task
 from shearling.errors import DataError
@@ -33,3 +34,8 @@ def load_task_rows(task: Task | str, split: Split = "train", *, limit: int | Non
             "check the network, or pass --data FILE"
         ) from error
     return as_rows(dataset, limit=limit, source=f"{task.hub.dataset} ({name})")
+
+
+def load_rows(data: str | None, task: Task, *, split: Split = "train", limit: int | None = None) -> Rows:
+    """Rows from a local file, or from the Hub when the task is a known one and no file is given."""
+    return load_task_rows(task, split, limit=limit) if data is None else read_rows(data, limit)

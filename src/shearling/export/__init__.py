@@ -5,9 +5,5 @@ graph.py      the model with named tensors in and out, captured once for every f
 onnx.py       ONNX: written, quantised, run by ONNX Runtime
 exported.py   torch.export programs: written, run by PyTorch
 check.py      the file against PyTorch
-job.py        all of it: a model directory becomes a checked file, or nothing
+result.py     what was written, and how it compares
 """
-
-from shearling.export.job import FORMATS, Exported, export_model
-
-__all__ = ["FORMATS", "Exported", "export_model"]

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from shearling.engine.hooks import frozen
 from shearling.errors import ModelError
 from shearling.export.inputs import Inputs
-from shearling.passes import frozen
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shearling.errors import ModelError
-from shearling.sample import LABELS, accepted_inputs
+from shearling.sample.sample import LABELS, accepted_inputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from shearling.paper.search import Piecewise
+from shearling.costs import Piecewise
 
 TIE = 1e-12  # of the sum of squares; closer errors differ by rounding only
 

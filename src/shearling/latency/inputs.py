@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from shearling.engine.hooks import device_of
 from shearling.errors import InputError
 from shearling.models.positions import positions_of
-from shearling.passes import device_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

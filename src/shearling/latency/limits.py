@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-from shearling.costs import Limit
+from shearling.costs import Limit, Piecewise
 from shearling.errors import ConstraintError
 from shearling.latency.fit import fit
 from shearling.latency.table import Table, milli, shape_of
 from shearling.models.structure import Structure
-from shearling.paper.search import Piecewise
 
 
 def latency_limits(structure: Structure, table: Table, ratio: float, *, overhead: float = 0.0) -> list[Limit]:

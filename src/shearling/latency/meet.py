@@ -13,7 +13,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shearling.costs import Limit
-from shearling.distributed import rank_and_world
+from shearling.engine.cuda_graph import using_threads
+from shearling.engine.distributed import rank_and_world
+from shearling.engine.hooks import device_of, frozen
+from shearling.engine.precision import DTYPES
+from shearling.engine.progress import Stages
 from shearling.errors import ConstraintError
 from shearling.latency.inputs import example_inputs
 from shearling.latency.limits import latency_limits
@@ -22,18 +26,13 @@ from shearling.latency.runtime import runner
 from shearling.latency.table import RESTLESS, Table, load_table, restless
 from shearling.latency.timing import device_name, in_turns
 from shearling.latency.validate import check_fits
-from shearling.loading import DTYPES
-from shearling.loops import using_threads
 from shearling.models.structure import Structure, structure_of
-from shearling.passes import device_of, frozen
-from shearling.stages import Stages
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TOLERANCE = 0.05  # of the ratio asked for
 CORRECTIONS = 2
-ALIGNED = 8  # filters are kept in multiples of this: other counts are slower on most hardware, and were not timed
 
 T = TypeVar("T")
 Cut = tuple[list[Tensor], Structure]  # what stays, and the student

@@ -20,6 +20,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from shearling._version import versions
+from shearling.engine.cuda_graph import using_threads
+from shearling.engine.hooks import device_of, frozen
+from shearling.engine.progress import Progress, silent
 from shearling.errors import InputError
 from shearling.latency.assemble import Readings, assemble
 from shearling.latency.inputs import example_inputs, placed, shape_of_inputs
@@ -27,10 +31,7 @@ from shearling.latency.runtime import check_runtime, runner
 from shearling.latency.table import Table
 from shearling.latency.timing import Reading, Run, both_sides, device_name, wall
 from shearling.latency.variants import Shape, same_in_every_layer, shapes_of, shortened, with_units
-from shearling.loops import using_threads
 from shearling.models.structure import Structure, structure_of
-from shearling.passes import Progress, device_of, frozen, silent
-from shearling.report import versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

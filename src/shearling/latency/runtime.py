@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from shearling.engine.cuda_graph import recorded
+from shearling.engine.hooks import device_of
 from shearling.errors import InputError
-from shearling.loops import recorded
-from shearling.passes import device_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

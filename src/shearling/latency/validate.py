@@ -149,7 +149,7 @@ def _layer(value: Any) -> bool:
 
 
 def _known_dtype(value: Any) -> bool:
-    from shearling.loading import DTYPES
+    from shearling.engine.precision import DTYPES
 
     return isinstance(value, str) and value in DTYPES
 

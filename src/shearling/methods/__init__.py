@@ -1,22 +1,22 @@
-"""The two methods as the pipeline sees them: gather evidence, choose what stays, repair what is left.
+"""The methods as the pipeline sees them: gather evidence, choose what stays, repair what is left.
 
 Each is a small dataclass that says *what*; the mathematics lives in the stages it calls (`shearling.surgeon`,
-`shearling.paper`).
+`shearling.paper`). `METHODS` lists them by name; `register` adds one, and nothing outside this package changes.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any, get_args
+from dataclasses import asdict, fields
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from shearling.errors import InputError
 from shearling.methods.counts import allocate_counts, asked
 from shearling.methods.method import Evidence, Method, Repaired
 from shearling.methods.paper import Paper
 from shearling.methods.surgeon import Surgeon
-from shearling.paper.importance import Importance
 
 __all__ = [
+    "METHODS",
     "Evidence",
     "Method",
     "Paper",
@@ -26,28 +26,42 @@ __all__ = [
     "asked",
     "configured",
     "method_of",
+    "register",
+    "settings_of",
 ]
+
+METHODS: dict[str, type[Any]] = {"surgeon": Surgeon, "paper": Paper}
+
+
+def register(method: type[Any]) -> type[Any]:
+    """Make a method known by its name, for `method="..."` and `--method`; usable as a decorator."""
+    METHODS[method.name] = method
+    return method
 
 
 def method_of(method: str | Method) -> Method:
     """A method by name, or as it is."""
-    if not isinstance(method, str):
-        return method
-    known: dict[str, type[Surgeon] | type[Paper]] = {"surgeon": Surgeon, "paper": Paper}
-    if method not in known:
-        raise InputError(f"No method '{method}'; there are {', '.join(sorted(known))}.")
-    return known[method]()
+    return configured(method) if isinstance(method, str) else method
 
 
-def configured(method: str, **settings: Any) -> Method:
+def configured(name: str, **settings: Any) -> Method:
     """A method by name with those of the settings that it has; the others must not have been changed for it."""
-    chosen = type(method_of(method))
-    known = {f.name: f for f in fields(chosen)}  # type: ignore[arg-type]
-    for name, allowed in (("importance", get_args(Importance)), ("allocation", ("searched", "uniform"))):
-        if name in settings and settings[name] not in allowed:
-            raise InputError(f"{name}={settings[name]!r} is not known; there are {', '.join(allowed)}.")
-    other = Paper if chosen is Surgeon else Surgeon
-    for field in fields(other):
-        if field.name not in known and settings.get(field.name, field.default) != field.default:
-            raise InputError(f"'{field.name}' is an option of method {other.name}, not of {chosen.name}.")
-    return chosen(**{name: value for name, value in settings.items() if name in known})
+    if name not in METHODS:
+        raise InputError(f"No method '{name}'; there are {', '.join(sorted(METHODS))}.")
+    chosen = METHODS[name]
+    hints = get_type_hints(chosen)
+    known = {field.name for field in fields(chosen)}
+    for option, value in settings.items():
+        allowed = get_args(hints[option]) if option in known and get_origin(hints[option]) is Literal else ()
+        if allowed and value not in allowed:
+            raise InputError(f"{option}={value!r} is not known; there are {', '.join(map(str, allowed))}.")
+        owners = [n for n, m in METHODS.items() if any(f.name == option and f.default != value for f in fields(m))]
+        if option not in known and owners:
+            raise InputError(f"'{option}' is an option of method {owners[0]}, not of {name}.")
+    method: Method = chosen(**{option: value for option, value in settings.items() if option in known})
+    return method
+
+
+def settings_of(method: Method) -> dict[str, Any]:
+    """The settings of a method as plain data, for records."""
+    return asdict(method)  # type: ignore[call-overload,no-any-return]

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from shearling.costs import Limit
+from shearling.engine.memory import with_halving
+from shearling.engine.moments import Moments
+from shearling.engine.precision import Precision
+from shearling.engine.progress import Stages
+from shearling.engine.repair import walk
 from shearling.methods.counts import allocate_counts
-from shearling.methods.method import Evidence, Repaired
+from shearling.methods.method import Evidence, Repaired, WantsLabels
 from shearling.methods.select import best, prices, searched, uniform_counts
 from shearling.models.structure import Structure
 from shearling.models.sublayer import Sublayer
-from shearling.moments import Moments
 from shearling.paper.fisher import block, mask_gradients
 from shearling.paper.importance import Importance, importances
 from shearling.paper.rearrange import rearrange
 from shearling.paper.tune import DAMP, apply, tune
-from shearling.passes import Precision, with_halving
-from shearling.sample import Sample
-from shearling.stages import Stages
-from shearling.walk import walk
+from shearling.sample.sample import Sample
 
 
-class Seen(NamedTuple):
-    """What was seen of one sublayer, by the run's seed, which random importances are drawn with too."""
+class MaskGradients(NamedTuple):
+    """The gradients of one sublayer's masks, and the run's seed, which random importances are drawn with too."""
 
     gradients: Tensor  # [examples, units]
     seed: int
@@ -44,6 +46,7 @@ class Paper:
     """
 
     name: ClassVar[str] = "paper"
+    filter_step: ClassVar[int] = 1  # Alg. 2 knows no steps
     importance: Importance = "fisher"
     allocation: Literal["searched", "uniform"] = "searched"
     rearrange: bool = True
@@ -52,7 +55,12 @@ class Paper:
     drop_sublayers: bool = True
     precision: Precision = "bfloat16"
 
-    def measure(self, structure: Structure, sample: Sample, *, seed: int, stages: Stages) -> list[Seen]:
+    @property
+    def wants_labels(self) -> WantsLabels:
+        """The paper's loss is against the labels of the data; without any, against a draw from the model."""
+        return "prefer"
+
+    def measure(self, structure: Structure, sample: Sample, *, seed: int, stages: Stages) -> list[MaskGradients]:
         """Per-example gradients of the masks; against a sampled loss where the data has no labels."""
         precision: Precision = "tf32" if self.precision == "bfloat16" else self.precision
         with stages("gradients") as progress:
@@ -62,7 +70,7 @@ class Paper:
                 ),
                 sample,
             )
-        return [Seen(values, seed) for values in gradients]
+        return [MaskGradients(values, seed) for values in gradients]
 
     def choose(
         self, evidence: Evidence, structure: Structure, limits: Sequence[Limit], *, multiple_of: int, stages: Stages
@@ -82,6 +90,21 @@ class Paper:
             with stages("rearrangement"):
                 kept = rearrange([block(seen.gradients) for seen in evidence], kept)
         return kept
+
+    def pack(self, evidence: Evidence) -> dict[str, Tensor]:
+        """The gradients of every mask, by sublayer, and the seed."""
+        gradients = {f"{i}.gradients": seen.gradients for i, seen in enumerate(evidence)}
+        return gradients | {"seed": torch.tensor(evidence[0].seed)}
+
+    def unpack(self, tensors: Mapping[str, Tensor], structure: Structure) -> list[MaskGradients]:
+        """The gradients, [examples, units] per sublayer."""
+        found = []
+        for i, sublayer in enumerate(structure.sublayers):
+            gradients = tensors[f"{i}.gradients"]
+            if gradients.dim() != 2 or gradients.shape[1] != sublayer.units or not gradients.isfinite().all():
+                raise ValueError(f"the gradients of the {sublayer.name} are damaged; measure again")
+            found.append(MaskGradients(gradients.to(sublayer.weight.device), int(tensors["seed"])))
+        return found
 
     def repair(self, teacher: Structure, student: Structure, sample: Sample, *, stages: Stages) -> list[Repaired]:
         """Mask tuning, bottom-up; a mask out of range ends it, and the last note says so."""

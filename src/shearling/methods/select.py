@@ -8,12 +8,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shearling.costs import Limit
+from shearling.costs import Limit, Piecewise
 from shearling.errors import ConstraintError
 from shearling.methods.counts import asked
 from shearling.models.sublayer import Sublayer
 from shearling.paper.drop import sublayers_to_drop
-from shearling.paper.search import Piecewise, Prices, search
+from shearling.paper.search import Prices, search
 
 
 def prices(sublayers: Sequence[Sublayer], limits: Sequence[Limit]) -> list[Prices]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,18 +10,19 @@ import torch
 from torch import Tensor
 
 from shearling.costs import Limit
+from shearling.engine.memory import with_halving
+from shearling.engine.moments import Moments
+from shearling.engine.precision import Precision
+from shearling.engine.progress import Stages
+from shearling.engine.repair import walk
 from shearling.methods.counts import allocate_counts
-from shearling.methods.method import Evidence, Repaired
+from shearling.methods.method import Evidence, Repaired, WantsLabels
 from shearling.models.structure import Structure
 from shearling.models.sublayer import Sublayer
-from shearling.moments import Moments
-from shearling.passes import Precision, with_halving
-from shearling.sample import Sample
-from shearling.stages import Stages
+from shearling.sample.sample import Sample
 from shearling.surgeon.measure import measure
 from shearling.surgeon.order import DAMP, Order, order
 from shearling.surgeon.refit import RIDGE, refit
-from shearling.walk import walk
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,18 @@ class Surgeon:
     """
 
     name: ClassVar[str] = "surgeon"
+    filter_step: ClassVar[int] = 8  # the counts that latency tables hold
     refit: bool = True
     realign: bool = True
     labels: bool = False
     damp: float = DAMP
     ridge: float = RIDGE
     precision: Precision = "bfloat16"
+
+    @property
+    def wants_labels(self) -> WantsLabels:
+        """Labels are drawn from the model unless the data's are asked for."""
+        return "require" if self.labels else "ignore"
 
     def measure(self, structure: Structure, sample: Sample, *, seed: int, stages: Stages) -> list[Order]:
         """Curvature, then an order and an error curve for every sublayer."""
@@ -62,6 +69,22 @@ class Surgeon:
             errors = [o.error.numpy()[::-1] for o in evidence]  # by units kept
             counts = allocate_counts(structure.sublayers, errors, limits, multiple_of)
             return [o.kept(count) for o, count in zip(evidence, counts, strict=True)]
+
+    def pack(self, evidence: Evidence) -> dict[str, Tensor]:
+        """Orders and error curves, by sublayer."""
+        parts = {f"{i}.removed": order.removed for i, order in enumerate(evidence)}
+        return parts | {f"{i}.error": order.error for i, order in enumerate(evidence)}
+
+    def unpack(self, tensors: Mapping[str, Tensor], structure: Structure) -> list[Order]:
+        """The orders, each a permutation of its sublayer's units with a finite error curve."""
+        orders = []
+        for i, sublayer in enumerate(structure.sublayers):
+            order = Order(tensors[f"{i}.removed"], tensors[f"{i}.error"])
+            whole = sorted(order.removed.tolist()) == list(range(sublayer.units))
+            if not whole or len(order.error) != sublayer.units + 1 or not order.error.isfinite().all():
+                raise ValueError(f"the order of the {sublayer.name} is damaged; measure again")
+            orders.append(order)
+        return orders
 
     def repair(self, teacher: Structure, student: Structure, sample: Sample, *, stages: Stages) -> list[Repaired]:
         """Ridge refit of every output projection, bottom-up."""

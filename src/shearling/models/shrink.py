@@ -24,7 +24,7 @@ def shrink(model: PreTrainedModel, kept: Kept, *, shared: bool = False) -> PreTr
 
     shared  what is not cut stays the model's own memory: for a copy that is run, never changed, and thrown away
     """
-    from shearling.checkpoint.modeling_shearling import ShearlingConfig, reshape
+    from shearling.models.modeling_shearling import ShearlingConfig, reshape
 
     structure = structure_of(model)
     before = getattr(model.config, "quantization_config", None)  # a pruned model may be pruned again

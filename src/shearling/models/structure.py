@@ -18,7 +18,7 @@ from shearling.models.table import ROWS, UNSUPPORTED
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from shearling.sample import Batch
+    from shearling.sample.sample import Batch
 
 
 Share = Literal["all", "fit", "held out"]  # of the examples

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from shearling.paper.search import Piecewise
+from shearling.costs import Piecewise
 
 
 def sublayers_to_drop(

@@ -10,22 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from shearling.distributed import add_up
-from shearling.losses import example_losses
+from shearling.engine.distributed import add_up
+from shearling.engine.hooks import by_example, device_of, differentiable, frozen, run, watched
+from shearling.engine.losses import example_losses
+from shearling.engine.precision import Precision, fast_matmul
+from shearling.engine.progress import Progress, silent
 from shearling.models.structure import Structure
-from shearling.passes import (
-    Precision,
-    Progress,
-    by_example,
-    device_of,
-    differentiable,
-    fast_matmul,
-    frozen,
-    run,
-    silent,
-    watched,
-)
-from shearling.sample import Sample
+from shearling.sample.sample import Sample
 
 
 def mask_gradients(

@@ -13,24 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shearling.costs import Piecewise
 from shearling.errors import ConstraintError
 
 SLACK = 1e-12  # relative: units that fill the budget exactly must not be lost to rounding
-
-
-@dataclass(frozen=True)
-class Piecewise:
-    """What k units of one sublayer cost: nothing at 0, `overhead` up to `threshold`, then `slope` for each one more."""
-
-    slope: float
-    overhead: float = 0.0
-    threshold: int = 0
-
-    def __call__(self, count: int) -> float:
-        """The cost of keeping `count` units."""
-        if count == 0:
-            return 0.0
-        return self.overhead + self.slope * max(0, count - self.threshold)
 
 
 @dataclass(frozen=True)

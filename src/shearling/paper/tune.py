@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shearling.moments import Moments
+from shearling.engine.moments import Moments
 
 DAMP = 1.0
 RANGE = 10.0

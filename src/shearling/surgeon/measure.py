@@ -11,24 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shearling.distributed import add_up
-from shearling.losses import example_losses
+from shearling.engine.distributed import add_up
+from shearling.engine.hooks import by_example, device_of, differentiable, flat, frozen, run, watched
+from shearling.engine.losses import example_losses
+from shearling.engine.precision import Precision, add_product_, fast_matmul
+from shearling.engine.progress import Progress, silent
 from shearling.models.structure import Structure
-from shearling.passes import (
-    Precision,
-    Progress,
-    add_product_,
-    by_example,
-    device_of,
-    differentiable,
-    fast_matmul,
-    flat,
-    frozen,
-    run,
-    silent,
-    watched,
-)
-from shearling.sample import Sample
+from shearling.sample.sample import Sample
 
 
 @dataclass

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shearling.distributed import dealt, gathered
-from shearling.loops import Loop
-from shearling.passes import Progress, silent
+from shearling.engine.cuda_graph import Loop
+from shearling.engine.distributed import dealt, gathered
+from shearling.engine.progress import Progress, silent
 from shearling.surgeon.measure import Curvature
 
 DAMP = 1e-2

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shearling.moments import Moments
+from shearling.engine.moments import Moments
 
 RIDGE = 1e-2
 

@@ -1,0 +1,163 @@
+"""Models, tokenizers and data as users name them: a directory, a file, or an id on the Hub."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shearling.checkpoint.load import check_files, check_index, check_weights
+from shearling.checkpoint.save import RECORD
+from shearling.checkpoint.sentence import transformer_in
+from shearling.engine.silence import quiet_transformers
+from shearling.errors import ModelError, ShearlingError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_model(
+    name: str, *, device: str = "auto", dtype: str | None = None, trust_remote_code: bool = False
+) -> PreTrainedModel:
+    """The model with the head its checkpoint was saved with, every weight of it from the checkpoint."""
+    from transformers import AutoConfig
+
+    if _is_gguf(name):
+        return _load_gguf(Path(name), device_of(device), dtype_of(dtype) or torch.float32)
+    sentence = transformer_in(Path(name))
+    path = sentence or Path(name)
+    if path.exists() and not (path / "config.json").is_file():
+        raise ModelError(f"{name} has no config.json: it is not a model directory.")
+    name = name if sentence is None else str(sentence)
+    check_index(path)
+    record = check_files(path)[0] if (path / RECORD).is_file() else None
+    with _told(f"Cannot load the model '{name}'", local=path.exists()):
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+        if sentence is not None:
+            config.architectures = None  # what it was made from may have had a head; sentences have none
+        model, info = _class_of(config, name).from_pretrained(
+            name,
+            dtype=dtype_of(dtype) or "auto",
+            output_loading_info=True,
+            trust_remote_code=trust_remote_code,
+            use_safetensors=True,  # the other format is a pickle, which may run anything
+        )
+    untrained = sorted(key for key in info["missing_keys"] if sentence is None or not key.startswith("pooler."))
+    if untrained:
+        raise ModelError(
+            f"{name} has no weights for {_some(untrained)}: this part of the model was never trained. "
+            "Fine-tune the model first, or prune the bare encoder it holds."
+        )
+    if record is not None:
+        check_weights(model, set(), record, path)
+    loaded: PreTrainedModel = model.eval().to(device_of(device))
+    return loaded
+
+
+def _is_gguf(name: str) -> bool:
+    return name.endswith(".gguf") and Path(name).is_file()
+
+
+def _load_gguf(path: Path, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
+    """A language model in one GGUF file: floats by now, though transformers goes on calling them quantised."""
+    from transformers import AutoModelForCausalLM
+
+    with _told(f"Cannot load the model '{path}'", local=True):
+        model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
+    model.is_quantized, model.hf_quantizer = False, None
+    model.name_or_path = model.config._name_or_path = str(path)
+    if hasattr(model.config, "quantization_config"):
+        del model.config.quantization_config
+    loaded: PreTrainedModel = model.eval().to(device)
+    return loaded
+
+
+def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer that lies beside the model, or inside its GGUF file."""
+    from transformers import AutoTokenizer
+
+    path = Path(name)
+    where, inside = (path.parent, {"gguf_file": path.name}) if _is_gguf(name) else (transformer_in(path) or name, {})
+    with _told(f"Cannot load a tokenizer from '{name}'", local=path.exists()):
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            str(where), trust_remote_code=trust_remote_code, **inside
+        )
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes where no file is
+        raise ModelError(
+            f"Cannot load a tokenizer from '{name}': it knows no word, so its files (tokenizer.json, vocab.txt, ...) "
+            "are missing. Copy them from the model it was fine-tuned from."
+        )
+    return tokenizer
+
+
+def load_reader(name: str, model: PreTrainedModel, *, trust_remote_code: bool = False) -> Any:
+    """What makes inputs for the model: a tokenizer, an image processor, or a feature extractor for sound."""
+    from transformers import AutoFeatureExtractor, AutoImageProcessor
+
+    takes = {"pixel_values": AutoImageProcessor, "input_values": AutoFeatureExtractor}
+    found = (takes | {"input_features": AutoFeatureExtractor}).get(model.main_input_name)
+    if found is None and getattr(model.config, "vision_config", None) is not None:
+        raise ModelError(
+            f"A {type(model).__name__} takes texts and images together; prune it from Python, with batches of "
+            "input_ids, attention_mask and pixel_values: shearling.prune(model, batches, flops=0.5)."
+        )
+    if found is None:
+        return load_tokenizer(name, trust_remote_code=trust_remote_code)
+    with _told(f"Cannot load a processor from '{name}'", local=Path(name).exists()):
+        return found.from_pretrained(name, trust_remote_code=trust_remote_code)
+
+
+def device_of(name: str) -> torch.device:
+    """`auto` is the GPU if there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"No device '{name}' here: {str(error).splitlines()[0]}") from None
+    return device
+
+
+def dtype_of(name: str | None) -> torch.dtype | None:
+    """A dtype by name; None keeps the checkpoint's own."""
+    if name is None:
+        return None
+    if name not in DTYPES:
+        raise ModelError(f"No dtype '{name}'; there are {', '.join(DTYPES)}.")
+    return DTYPES[name]
+
+
+def _class_of(config: Any, name: str) -> Any:
+    import transformers
+
+    names = config.architectures or []
+    found = getattr(transformers, names[0], None) if names else None
+    if names and not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+        raise ModelError(f"{name} is a {names[0]}, a model that transformers {transformers.__version__} does not have.")
+    return found or transformers.AutoModel
+
+
+@contextmanager
+def _told(what: str, *, local: bool) -> Iterator[None]:
+    """Turn what transformers raises into one message; an id that cannot be fetched gets a word on the network."""
+    try:
+        with quiet_transformers():
+            yield
+    except (ShearlingError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        reason = re.sub(r"\s+", " ", str(error)).strip()[:300] or type(error).__name__
+        hint = "" if local else " It is no directory here; a Hub id needs the network (or a filled cache)."
+        raise ModelError(f"{what}.{hint} {reason}") from error
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(f"'{name}'" for name in names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

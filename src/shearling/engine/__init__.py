@@ -1,0 +1,1 @@
+"""Run models over the sample: hooks, precision, memory, layer by layer, sums, losses, several processes."""

@@ -1,0 +1,136 @@
+"""Run a model frozen, masked or watched, by hooks on its modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shearling.engine.precision import Precision, half_precision
+from shearling.models.structure import Structure
+from shearling.models.sublayer import Sublayer
+from shearling.sample.sample import Batch
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, no parameter gradients, no KV cache; everything as it was on the way out, come what may."""
+    training = {module: module.training for module in model.modules()}
+    wanted = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    configs: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]
+    caching = {id(config): config for config in configs if getattr(config, "use_cache", False)}
+    try:
+        model.eval()
+        model.requires_grad_(False)
+        for config in caching.values():
+            config.use_cache = False
+        yield
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+        for parameter, wants in wanted.items():
+            parameter.requires_grad_(wants)
+        for config in caching.values():
+            config.use_cache = True
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model wants its inputs."""
+    return next(model.parameters()).device
+
+
+def run(model: nn.Module, batch: Batch, precision: Precision = "float32") -> Any:
+    """One forward pass; labels are never handed to the model."""
+    with half_precision(model, precision):
+        return model(**batch.inputs, return_dict=True)
+
+
+@contextmanager
+def masked(sublayers: Sequence[Sublayer], masks: Sequence[Tensor]) -> Iterator[None]:
+    """Multiply each unit's columns of `h` by its mask ([units], or [B, units] for one mask an example)."""
+    with ExitStack() as stack:
+        for sublayer, mask in zip(sublayers, masks, strict=True):
+            handle = sublayer.out.register_forward_pre_hook(_masking(mask, sublayer.width))
+            stack.callback(handle.remove)
+        yield
+
+
+def _masking(mask: Tensor, width: int) -> Callable[[nn.Module, Any], Any]:
+    def hook(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        h = args[0]
+        columns = mask.to(h).repeat_interleave(width, dim=-1)  # [n] or [B, n]
+        if columns.dim() == 2:
+            return ((by_example(h, len(columns)) * columns[:, None]).view_as(h), *args[1:])
+        return (h * columns, *args[1:])
+
+    return hook
+
+
+@contextmanager
+def watched(
+    sublayers: Sequence[Sublayer],
+    on_input: Callable[[int, Tensor], None] | None = None,
+    on_output: Callable[[int, Tensor], None] | None = None,
+) -> Iterator[None]:
+    """Show each sublayer's `h` (the input of its output projection) and output as they pass by."""
+    with ExitStack() as stack:
+        for number, sublayer in enumerate(sublayers):
+            if on_input is not None:
+                handle = sublayer.out.register_forward_pre_hook(_seeing(on_input, number))
+                stack.callback(handle.remove)
+            if on_output is not None:
+                after = sublayer.out.register_forward_hook(_seeing_output(on_output, number))
+                stack.callback(after.remove)
+        yield
+
+
+def _seeing(see: Callable[[int, Tensor], None], number: int) -> Callable[[nn.Module, Any], None]:
+    return lambda module, args: see(number, args[0])
+
+
+def _seeing_output(see: Callable[[int, Tensor], None], number: int) -> Callable[[nn.Module, Any, Tensor], None]:
+    return lambda module, args, output: see(number, output)
+
+
+@contextmanager
+def differentiable(structure: Structure) -> Iterator[list[Tensor]]:
+    """Start the gradient at the first layer of each stack; yields the list those inputs are added to."""
+    leaves: list[Tensor] = []
+
+    def hook(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        hidden, rest, named = split_call(args, kwargs)
+        if not hidden.requires_grad:  # layers that share weights come by here once per depth
+            hidden = hidden.detach().requires_grad_()
+            leaves.append(hidden)
+        return (hidden, *rest), named
+
+    with ExitStack() as stack:
+        for pile in structure.stacks:
+            handle = pile.layers[0].register_forward_pre_hook(hook, with_kwargs=True)
+            stack.callback(handle.remove)
+        yield leaves
+
+
+def split_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
+    """A layer's call as (hidden states, other positional arguments, other named ones)."""
+    if args:
+        return args[0], args[1:], kwargs
+    return kwargs["hidden_states"], (), {k: v for k, v in kwargs.items() if k != "hidden_states"}
+
+
+def by_example(values: Tensor, examples: int) -> Tensor:
+    """[B x S, n] -> [B, S, n], for layers that lay the tokens of a batch end to end."""
+    return values.unflatten(0, (examples, -1)) if values.dim() == 2 else values
+
+
+def flat(h: Tensor, rows: Tensor | slice) -> Tensor:
+    """[B, S, n] -> [tokens, n]: some rows of [B x S]. A slice of them is not copied."""
+    h = h.detach()
+    if h.dim() > 2:
+        h = h.flatten(0, 1)
+    return h[rows] if isinstance(rows, slice) else h.index_select(0, rows.to(h.device))

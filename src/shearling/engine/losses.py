@@ -1,0 +1,166 @@
+"""One loss per example, for every head: against labels, or against a draw from the model itself.
+
+What a head is shows in what it returns, so no class names are needed:
+
+    start_logits          question answering
+    logits [B, C]         classification; regression when there is one output
+    logits [B, S, C]      token classification and language models
+    anything else         an embedding: the mean over real tokens of the last hidden state (or the pooled output)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shearling.errors import DataError, ModelError
+from shearling.sample.sample import Batch, uniform
+
+IGNORED = -100
+
+
+def example_losses(model: Any, outputs: Any, batch: Batch, *, seed: int, labels: bool) -> Tensor:
+    """[B], every one of them a number: against the data's labels, or against a draw from the model."""
+    found = label_losses(model, outputs, batch) if labels else sampled_losses(model, outputs, batch, seed)
+    return finite(found, batch)
+
+
+def label_losses(model: Any, outputs: Any, batch: Batch) -> Tensor:
+    """[B]: what the model's own loss would be, run on each example alone."""
+    labels = batch.labels
+    if "start_logits" in outputs:
+        missing = [k for k in ("start_positions", "end_positions") if k not in labels]
+        if missing:
+            raise DataError(f"A question-answering loss needs {missing}; the batches bring {sorted(labels)}.")
+        ends = ((outputs.start_logits, labels["start_positions"]), (outputs.end_logits, labels["end_positions"]))
+        return torch.stack([_span_loss(logits, at) for logits, at in ends]).mean(0)
+    if "labels" not in labels or "logits" not in outputs:
+        raise DataError("This loss needs labels and a head; prune an embedding model without --labels.")
+    logits: Tensor = outputs.logits.float()
+    target = labels["labels"]
+    if logits.dim() == 3:
+        return _token_loss(model, logits, target)
+    if is_regression(model.config, logits):
+        return ((logits - target.float().view_as(logits)) ** 2).mean(-1)
+    if _is_multi_label(model.config):
+        return F.binary_cross_entropy_with_logits(logits, target.float(), reduction="none").mean(-1)
+    _in_range(target, logits.shape[-1])
+    return F.cross_entropy(logits, target.long(), reduction="none")
+
+
+def sampled_losses(model: Any, outputs: Any, batch: Batch, seed: int) -> Tensor:
+    """[B]: the loss against labels drawn from the model's own output; needs none from the data.
+
+    The gradient of such a loss has the Fisher information as its second moment. For real-valued outputs (regression,
+    embeddings) a product with random signs takes the place of the draw.
+    """
+    if "start_logits" in outputs:
+        real = batch.inputs.get("attention_mask")
+        draws = uniform(batch.indices, 2, seed)
+        both = zip((outputs.start_logits, outputs.end_logits), draws.T, strict=True)
+        return torch.stack([_drawn_loss(_only(logits.float(), real), draw) for logits, draw in both]).sum(0)
+    if "logits" not in outputs:
+        return _signed(_embedding(outputs, batch), batch, seed)
+    logits: Tensor = outputs.logits.float()
+    if logits.dim() == 3:
+        real = _token_mask(batch, logits)
+        losses = _drawn_loss(logits, uniform(batch.indices, logits.shape[1], seed))  # [B, S]
+        return (losses if real is None else losses * real).sum(-1)
+    if is_regression(model.config, logits):
+        return _signed(logits, batch, seed)
+    if _is_multi_label(model.config):
+        draw = uniform(batch.indices, logits.shape[-1], seed).to(logits.device)
+        target = (draw < logits.detach().sigmoid()).float()
+        return F.binary_cross_entropy_with_logits(logits, target, reduction="none").sum(-1)
+    return _drawn_loss(logits, uniform(batch.indices, 1, seed)[:, 0])
+
+
+def is_regression(config: Any, logits: Tensor) -> bool:
+    """Whether the head's output is a number, not a score per class."""
+    return bool(getattr(config, "problem_type", None) == "regression" or logits.shape[-1] == 1)
+
+
+def finite(losses: Tensor, batch: Batch) -> Tensor:
+    """The losses, or an error that names the first example whose loss is not a number."""
+    bad = (~losses.detach().isfinite()).nonzero().flatten()
+    if len(bad):
+        raise ModelError(
+            f"The loss of example {int(batch.indices[int(bad[0])])} is {float(losses[bad[0]].detach())}. Check the "
+            "weights and that example; half precision may overflow: try --dtype float32."
+        )
+    return losses
+
+
+def _drawn_loss(logits: Tensor, draw: Tensor) -> Tensor:
+    """Cross-entropy against a class drawn by inverting the model's own distribution at `draw`."""
+    with torch.no_grad():
+        steps = logits.double().softmax(-1).cumsum(-1)
+        target = torch.searchsorted(steps, draw.to(logits.device)[..., None] * steps[..., -1:], right=True)
+        target = target.clamp_(max=logits.shape[-1] - 1)
+    return F.nll_loss(logits.log_softmax(-1).flatten(0, -2), target.flatten(), reduction="none").view(draw.shape)
+
+
+def _signed(values: Tensor, batch: Batch, seed: int) -> Tensor:
+    signs = (uniform(batch.indices, values.shape[-1], seed) < 0.5).to(values) * 2 - 1
+    return (values * signs).sum(-1)
+
+
+def _embedding(outputs: Any, batch: Batch) -> Tensor:
+    """[B, D]: what an embedding model is used for."""
+    embeds = [outputs[name].float() for name in ("text_embeds", "image_embeds") if name in outputs]
+    if embeds and len({len(e) for e in embeds}) == 1:  # two towers: both count
+        return torch.cat(embeds, -1)
+    if "last_hidden_state" not in outputs:
+        raise ModelError(f"Do not know what to make of outputs {list(outputs)}: neither logits nor hidden states.")
+    hidden: Tensor = outputs.last_hidden_state.float()
+    mask = batch.inputs.get("attention_mask")
+    if mask is None or mask.shape != hidden.shape[:2]:
+        return hidden.mean(1)
+    weight = mask.to(hidden)[..., None]
+    return (hidden * weight).sum(1) / weight.sum(1).clamp_min(1)
+
+
+def _span_loss(logits: Tensor, positions: Tensor) -> Tensor:
+    # As in transformers, an answer before the window counts as its first token, one beyond it counts nothing.
+    target = positions.long().clamp_min(0)
+    target = target.masked_fill(target >= logits.shape[-1], IGNORED)
+    return F.cross_entropy(logits.float(), target, reduction="none")
+
+
+def _token_loss(model: Any, logits: Tensor, target: Tensor) -> Tensor:
+    """Mean over the labelled tokens of each example; language models predict the next token."""
+    if model.can_generate() and not model.config.is_encoder_decoder:
+        logits, target = logits[:, :-1], target[:, 1:]
+    if logits.shape[:2] != target.shape:
+        raise DataError(f"Labels of shape {tuple(target.shape)} do not fit outputs of shape {tuple(logits.shape)}.")
+    counted = target != IGNORED
+    _in_range(target[counted], logits.shape[-1])
+    losses = F.cross_entropy(logits.flatten(0, 1), target.flatten().long(), reduction="none").view(target.shape)
+    return losses.sum(-1) / counted.sum(-1).clamp_min(1)
+
+
+def _is_multi_label(config: Any) -> bool:
+    return bool(getattr(config, "problem_type", None) == "multi_label_classification")
+
+
+def _in_range(target: Tensor, classes: int) -> None:
+    if len(target) and (int(target.min()) < 0 or int(target.max()) >= classes):
+        raise DataError(
+            f"Labels run from {int(target.min())} to {int(target.max())}, but the head has {classes} classes "
+            f"(0 to {classes - 1}). Is this the data the model was fine-tuned on?"
+        )
+
+
+def _only(logits: Tensor, real: Tensor | None) -> Tensor:
+    return logits if real is None else logits.masked_fill(real.to(logits.device) == 0, float("-inf"))
+
+
+def _token_mask(batch: Batch, logits: Tensor) -> Tensor | None:
+    for name in ("decoder_attention_mask", "attention_mask"):
+        mask = batch.inputs.get(name)
+        if mask is not None and mask.shape == logits.shape[:2]:
+            return mask.to(logits)
+    return None

@@ -1,0 +1,79 @@
+"""Second moments of one sublayer: all that tuning and refitting need to know of the sample.
+
+With `h` [tokens, n] the input of the output projection and `y` [tokens, D] what it should give, both least-squares
+problems (Eq. 12, and the ridge refit) are functions of h^T h, h^T y and a few sums. Those are added up over batches,
+so the tall matrices never exist at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shearling.engine.distributed import add_up
+from shearling.engine.precision import add_product_
+
+
+@dataclass
+class Moments:
+    """Sums over tokens; `ones` stands for the column of the bias."""
+
+    gram: Tensor  # h^T h [n, n]
+    cross: Tensor  # h^T y [n, D]
+    h_sum: Tensor  # [n]
+    y_sum: Tensor  # [D]
+    y_squared: Tensor  # sum of y^2, a scalar
+    count: Tensor  # tokens, a scalar
+
+    @staticmethod
+    def zeros(n: int, out: int, like: Tensor) -> Moments:
+        """Nothing seen yet. Sums keep float64 where the model has it, and float32 otherwise."""
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+
+        def zero(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=like.device)
+
+        wide = torch.float64
+        return Moments(zero(n, n), zero(n, out), zero(n), zero(out), zero(dtype=wide), zero(dtype=wide))
+
+    def add(self, h: Tensor, y: Tensor) -> None:
+        """Take in some tokens: h [t, n], y [t, D]."""
+        dtype = self.gram.dtype
+        add_product_(self.gram, h, h)
+        add_product_(self.cross, h, y)
+        self.h_sum += h.sum(0, dtype=dtype)
+        self.y_sum += y.sum(0, dtype=dtype)
+        self.y_squared += y.to(dtype).square().sum()
+        self.count += len(h)
+
+    def __add__(self, other: Moments) -> Moments:
+        mine, theirs = self._all(), other._all()
+        return Moments(*(a + b for a, b in zip(mine, theirs, strict=True)))
+
+    def add_up(self) -> None:
+        """Over all processes."""
+        add_up(self._all())
+
+    def _all(self) -> tuple[Tensor, ...]:
+        return self.gram, self.cross, self.h_sum, self.y_sum, self.y_squared, self.count
+
+    def with_bias(self) -> tuple[Tensor, Tensor]:
+        """([n + 1, n + 1], [n + 1, D]) in float64: the Gram and cross moments of [h, 1]."""
+        gram, cross = self.gram.double(), self.cross.double()
+        edge = self.h_sum.double()[:, None]
+        top = torch.cat([gram, edge], 1)
+        bottom = torch.cat([edge.T, self.count.view(1, 1)], 1)
+        return torch.cat([top, bottom]), torch.cat([cross, self.y_sum.double()[None]])
+
+    def error(self, weight: Tensor, bias: Tensor | None) -> float:
+        """Mean over tokens of || h W^T + b - y ||^2, for W [D, n]."""
+        gram, cross = self.with_bias()
+        edge = (
+            torch.zeros(weight.shape[0], dtype=torch.float64, device=weight.device) if bias is None else bias.double()
+        )
+        full = torch.cat([weight.double(), edge[:, None]], 1)  # [D, n + 1]
+        total = ((full @ gram) * full).sum() - 2 * (full * cross.T).sum() + self.y_squared
+        # A difference of large sums: where the fit is perfect, rounding may dip below zero.
+        return float(total.clamp_min(0) / self.count.clamp_min(1))

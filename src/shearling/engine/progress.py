@@ -1,0 +1,47 @@
+"""A run's stages: how long each took, and how far the current one is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+Progress = Callable[[int, int], None]  # (done, total)
+Watcher = Callable[[str, int, int], None]  # (stage, done, total)
+
+
+def silent(done: int, total: int) -> None:
+    """Progress that is not shown."""
+
+
+def _wait_for_gpus() -> None:
+    """Until the GPUs in use have done what they were told; a model may be on any of them, or on several."""
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        for number in range(torch.cuda.device_count()):
+            if torch.cuda.memory_allocated(number):
+                torch.cuda.synchronize(number)
+
+
+class Stages:
+    """Times stages by name; a name used twice adds up."""
+
+    def __init__(self, watcher: Watcher | None = None) -> None:
+        self.seconds: dict[str, float] = {}
+        self._watcher = watcher
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[Progress]:
+        """`with stages("search") as progress:`."""
+
+        def progress(done: int, total: int) -> None:
+            if self._watcher is not None:
+                self._watcher(name, done, total)
+
+        start = time.perf_counter()
+        progress(0, 1)
+        yield progress
+        _wait_for_gpus()
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+        progress(1, 1)

@@ -1,0 +1,1 @@
+"""Scores: metrics, exams, and two models side by side."""

@@ -1,0 +1,277 @@
+"""Score a model, dense or pruned, on a task."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+
+from shearling.data.batches import Batch, Batches, Tokenized
+from shearling.data.encoder import Encoder, make_encoder
+from shearling.data.rows import Rows, as_rows
+from shearling.data.tasks import Task, check_head, find_task, infer_task
+from shearling.errors import DataError, InputError, ModelError
+from shearling.evaluation.scores import Reader, score
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Progress = Callable[[int, int], None]
+
+_TARGETS = ("labels", "start_positions", "end_positions")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result of `evaluate`: `value` is in points from 0 to 100, perplexity excepted.
+
+    extra   other metrics of the same answers, by name
+    dense   what the model scored before it was pruned, where that is known
+    """
+
+    task: str
+    metric: str
+    value: float
+    examples: int
+    em: float | None
+    extra: Mapping[str, float]
+    seconds: float
+    dense: float | None = None
+
+    def __str__(self) -> str:
+        also = "" if self.em is None else f", exact match {self.em:.2f}"
+        also += "" if self.dense is None else f" (dense {self.dense:.2f})"
+        return f"{self.task}: {self.metric} {self.value:.2f}{also} on {self.examples:,} examples ({self.seconds:.1f} s)"
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of `shearling evaluate --json`; what is not known is left out."""
+        fields: dict[str, Any] = {
+            "task": self.task,
+            "metric": self.metric,
+            "value": round(self.value, 4),
+            "examples": self.examples,
+        }
+        also = {"em": self.em, "dense": self.dense}
+        fields |= {name: round(value, 4) for name, value in also.items() if value is not None}
+        extra = {name: round(value, 4) for name, value in self.extra.items()}
+        return fields | ({"extra": extra} if extra else {})
+
+
+def evaluate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Any,
+    task: Task | str | None = None,
+    *,
+    batch_size: int = 64,
+    max_length: int | None = None,
+    device: str | torch.device = "auto",
+    text_columns: Sequence[str] | None = None,
+    label_column: str | None = None,
+    compile: bool = False,  # noqa: A002 - the name users know from torch
+    progress: Progress | None = None,
+    limit: int | None = None,
+) -> Evaluation:
+    """Score `model` on the first `limit` rows; without a task, the one that its head is for.
+
+    `rows` may be Rows, a file, a `datasets.Dataset` or a list of dicts. The model is left as it was.
+    """
+    exam = make_exam(
+        model,
+        tokenizer,
+        rows,
+        task,
+        batch_size=batch_size,
+        max_length=max_length,
+        text_columns=text_columns,
+        label_column=label_column,
+        limit=limit,
+    )
+    return exam.take(model, device=device, compile=compile, progress=progress)
+
+
+@dataclass(frozen=True)
+class Exam:
+    """Labelled rows that several models of one family are scored on: read once, tokenised once."""
+
+    encoder: Encoder
+    rows: Rows
+    batch_size: int = 64
+
+    def unlabelled_encoder(self) -> Encoder:
+        """An encoder of the same rows that does not ask for labels."""
+        plain = self.encoder.inner if isinstance(self.encoder, _Remembering) else self.encoder
+        return replace(plain, labels="ignore")
+
+    def take(
+        self,
+        model: PreTrainedModel,
+        *,
+        device: str | torch.device | None = None,
+        compile: bool = False,  # noqa: A002
+        progress: Progress | None = None,
+    ) -> Evaluation:
+        """Score one model, where it is unless another device is given; it is left as it was."""
+        began = time.perf_counter()
+
+        def run(batches: Batches, read: Reader | None) -> torch.Tensor:
+            return predict(model, batches, read=read or read_outputs, device=device, compile=compile, progress=progress)
+
+        result = score(self.encoder, self.rows, self.batch_size, run)
+        return Evaluation(
+            task=self.encoder.task.name,
+            metric=result.metric or self.encoder.task.metric,
+            value=result.value,
+            examples=result.examples,
+            em=result.em,
+            extra=result.extra,
+            seconds=time.perf_counter() - began,
+        )
+
+
+def make_exam(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: Any,
+    task: Task | str | None = None,
+    *,
+    batch_size: int = 64,
+    max_length: int | None = None,
+    text_columns: Sequence[str] | None = None,
+    label_column: str | None = None,
+    limit: int | None = None,
+) -> Exam:
+    """An exam for `model` and everything pruned from it; complains about rows that do not suit its head."""
+    task = infer_task(model) if task is None else find_task(task)
+    check_head(model, task)
+    encoder = make_encoder(
+        tokenizer,
+        task,
+        model.config,
+        max_length=max_length,
+        labels="ignore" if task.kind in ("question-answering", "embedding") else "require",
+        text_columns=text_columns,
+        label_column=label_column,
+    )
+    return Exam(_Remembering(**vars(encoder), inner=encoder), as_rows(rows, limit=limit), batch_size)
+
+
+@dataclass(frozen=True)
+class _Remembering(Encoder):
+    """An encoder that tokenises the same rows only once; an exam holds them, so their id stays theirs."""
+
+    inner: Encoder = field(kw_only=True)
+    memory: dict[int, Tokenized] = field(default_factory=dict, compare=False, repr=False)
+
+    def tokenize(self, rows: Rows) -> Tokenized:
+        if id(rows) not in self.memory:
+            self.memory[id(rows)] = self.inner.tokenize(rows)
+        return self.memory[id(rows)]
+
+    def batches(self, examples: Tokenized, batch_size: int, *, bucket: bool = True) -> Batches:
+        return self.inner.batches(examples, batch_size, bucket=bucket)
+
+
+def read_outputs(outputs: Any, batch: Batch) -> torch.Tensor:
+    """What a model says about each example, whatever its head.
+
+    Logits [examples, classes] or [examples, tokens, classes]; start and end logits stacked to [examples, tokens, 2];
+    without a head, the mean of the hidden states of the real tokens, [examples, hidden].
+    """
+    if "start_logits" in outputs:
+        return torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=-1)
+    if "logits" in outputs:
+        return torch.as_tensor(outputs["logits"])
+    if "last_hidden_state" in outputs:
+        hidden = outputs["last_hidden_state"].float()
+        real = batch["attention_mask"].to(hidden)[..., None]  # [examples, tokens, 1]
+        return torch.as_tensor((hidden * real).sum(dim=1) / real.sum(dim=1))
+    raise ModelError(
+        f"the model gives {list(outputs)}, but neither logits nor hidden states; give one with a task head"
+    )
+
+
+@torch.no_grad()
+def predict(
+    model: PreTrainedModel,
+    batches: Sequence[Batch],
+    *,
+    read: Reader = read_outputs,
+    device: str | torch.device | None = "auto",
+    compile: bool = False,  # noqa: A002
+    progress: Progress | None = None,
+) -> torch.Tensor:
+    """What `read` takes from the outputs, on the CPU in float32, one row per example in the order of the data.
+
+    Batches that do not know their order (any list of dicts) keep the one they come in. Where examples differ in
+    length, the shorter are filled with zeros.
+    """
+    if not batches:
+        raise DataError("there are no batches to run the model on; give at least one")
+    parts: list[torch.Tensor] = []
+    with _ready(model, device) as place:
+        forward = torch.compile(model, dynamic=True) if compile else model
+        for done, batch in enumerate(batches, start=1):
+            moved = {name: tensor.to(place) for name, tensor in batch.items()}
+            outputs = forward(**{name: tensor for name, tensor in moved.items() if name not in _TARGETS})
+            part = read(outputs, moved)
+            parts.append(part.float().cpu())
+            if progress is not None:
+                progress(done, len(batches))
+    return _in_order(parts, batches)
+
+
+def _in_order(parts: list[torch.Tensor], batches: Sequence[Batch]) -> torch.Tensor:
+    """Join the parts, check them, and undo the bucketing."""
+    bad = sum(int((~part.isfinite()).flatten(1).any(dim=1).sum()) for part in parts)
+    if bad:
+        total = sum(len(part) for part in parts)
+        raise ModelError(
+            f"the outputs of the model are NaN or Inf for {bad} of {total} examples; "
+            "the checkpoint is damaged, or its dtype overflows (try float32)"
+        )
+    if parts[0].dim() > 2:  # [examples, tokens, ...]
+        longest = max(part.shape[1] for part in parts)
+        parts = [F.pad(part, (0, 0, 0, longest - part.shape[1])) for part in parts]
+    joined = torch.cat(parts)
+    if not isinstance(batches, Batches):
+        return joined
+    result = torch.empty_like(joined)
+    result[torch.from_numpy(batches.order)] = joined
+    return result
+
+
+@contextmanager
+def _ready(model: PreTrainedModel, device: str | torch.device | None) -> Iterator[torch.device]:
+    """The model in evaluation mode on the device; afterwards as it was, module by module."""
+    home = next(model.parameters()).device
+    place = _place(model, device, home)
+    training = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        if place != home:
+            model.to(place)
+        yield place
+    finally:
+        if place != home:
+            model.to(home)
+        for module, mode in training:
+            module.training = mode
+
+
+def _place(model: PreTrainedModel, device: str | torch.device | None, home: torch.device) -> torch.device:
+    if device is None or len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
+        return home  # spread over devices: it stays, and takes its inputs where it starts
+    if device == "auto":
+        return torch.device("cuda") if home.type == "cpu" and torch.cuda.is_available() else home
+    try:
+        place = torch.device(device)
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise InputError(f"device {device} cannot be used here ({error}); try cpu or auto") from error
+    return home if place.type == home.type and place.index is None else place

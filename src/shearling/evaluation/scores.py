@@ -1,0 +1,162 @@
+"""From predictions to the score of a task, one function per kind of task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from shearling.data.batches import Batch, Batches
+from shearling.data.columns import read_scores, require_label_column
+from shearling.data.encoder import Encoder
+from shearling.data.lm import fills_blanks
+from shearling.data.rows import Rows
+from shearling.data.squad import decode, make_windows, read_answers
+from shearling.data.tasks import Kind, Task
+from shearling.errors import DataError
+from shearling.evaluation import metrics
+from shearling.sample.sample import IGNORED
+
+# What to keep of the outputs of a batch, one row per example.
+Reader = Callable[[Any, Batch], torch.Tensor]
+# Gives the predictions for batches in the order of the data; without a reader, the logits or embeddings.
+Run = Callable[[Batches, Reader | None], torch.Tensor]
+
+_LM_TOKENS = 4096  # in a batch: logits over the vocabulary are large
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a task's metric says, in points (perplexity as it is), and its companions."""
+
+    value: float
+    examples: int
+    em: float | None = None
+    extra: Mapping[str, float] = field(default_factory=dict)
+    metric: str | None = None  # where it is not the task's usual one
+
+
+def score(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> Score:
+    """Encode the rows, run the model on them and compare with their labels."""
+    return _SCORERS[encoder.task.kind](encoder, rows, batch_size, run)
+
+
+def _score_classes(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> Score:
+    examples = encoder.tokenize(rows)
+    gold = examples.values["labels"]
+    guess = run(encoder.batches(examples, batch_size), None).argmax(dim=-1).numpy()
+    scores = {"accuracy": metrics.accuracy(gold, guess)}
+    if encoder.config.num_labels == 2:
+        scores |= {"f1": metrics.binary_f1(gold, guess), "matthews": metrics.matthews(gold, guess)}
+    return _main(encoder.task, scores, len(rows))
+
+
+def _score_regression(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> Score:
+    examples = encoder.tokenize(rows)
+    guess = run(encoder.batches(examples, batch_size), None)[:, 0].numpy()
+    return _correlation(encoder.task, examples.values["labels"], guess)
+
+
+def _score_embeddings(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> Score:
+    examples = encoder.tokenize(rows)
+    if len(examples) != 2 * len(rows):
+        raise DataError(f"task embedding scores pairs, but {rows.source} has one text column; name two")
+    gold = read_scores(rows, require_label_column(rows, encoder.task, encoder.label_column))
+    first, second = run(encoder.batches(examples, batch_size), None).chunk(2)
+    return _correlation(encoder.task, gold, F.cosine_similarity(first, second).numpy())
+
+
+def _correlation(task: Task, gold: Any, guess: Any) -> Score:
+    scores = {"spearman": metrics.spearman(gold, guess), "pearson": metrics.pearson(gold, guess)}
+    return _main(task, scores, len(gold))
+
+
+def _main(task: Task, scores: dict[str, float], examples: int) -> Score:
+    points = {name: 100 * value for name, value in scores.items()}
+    return Score(points.pop(task.metric), examples, extra=points)
+
+
+def _score_tags(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> Score:
+    """Entity F1; where the tags spell no entities (parts of speech), the accuracy per word."""
+    examples = encoder.tokenize(rows)
+    guess = run(encoder.batches(examples, batch_size), _best_class)[..., 0].numpy()
+    names = {int(index): str(name) for index, name in encoder.config.id2label.items()}
+    gold_tags: list[list[str]] = []
+    guessed_tags: list[list[str]] = []
+    for gold, guessed in zip(examples.tokens["labels"], guess, strict=True):
+        words = [
+            (names[label], names[int(best)]) for label, best in zip(gold, guessed, strict=False) if label != IGNORED
+        ]
+        gold_tags.append([word[0] for word in words])
+        guessed_tags.append([word[1] for word in words])
+    right = 100 * metrics.accuracy(np.concatenate(gold_tags), np.concatenate(guessed_tags))
+    if not any(name.startswith(("B-", "I-", "S-", "U-")) for name in names.values()):
+        return Score(right, len(rows), metric="accuracy")
+    precision, recall, f1 = (100 * value for value in metrics.entity_f1(gold_tags, guessed_tags))
+    return Score(f1, len(rows), extra={"precision": precision, "recall": recall, "accuracy": right})
+
+
+def _best_class(outputs: Any, batch: Batch) -> torch.Tensor:
+    logits = outputs["logits"]
+    best = logits.argmax(dim=-1).float()  # [examples, tokens]
+    return torch.where(logits.isfinite().all(dim=-1), best, torch.nan)[..., None]
+
+
+def _score_answers(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> Score:
+    questions, contexts = encoder.texts(rows)
+    gold = read_answers(rows, require_label_column(rows, encoder.task, encoder.label_column))
+    unanswerable = np.array([not answers for answers in gold])
+    if encoder.task.name == "squad" and unanswerable.any():
+        raise DataError(
+            f"task squad has an answer to every question, {rows.source} has {unanswerable.sum()} without; use squad_v2"
+        )
+    windows = make_windows(
+        questions, contexts, encoder.tokenizer, max_length=encoder.max_length, stride=encoder.task.stride
+    )
+    logits = run(encoder.batches(windows.inputs, batch_size), None)
+    null = encoder.task.name == "squad_v2" or bool(unanswerable.any())
+    answers = decode(logits, windows, contexts, may_be_null=null)
+    em, f1 = metrics.squad_em_f1(answers, [[answer.text for answer in some] for some in gold])
+    extra = {}
+    if unanswerable.any() and not unanswerable.all():
+        parts = {"answerable_f1": f1[~unanswerable], "unanswerable_f1": f1[unanswerable]}
+        extra = {name: 100 * float(part.mean()) for name, part in parts.items()}
+    return Score(100 * float(f1.mean()), len(rows), em=100 * float(em.mean()), extra=extra)
+
+
+def _score_text(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> Score:
+    blocks = encoder.tokenize(rows)
+    batches = encoder.batches(blocks, min(batch_size, max(1, _LM_TOKENS // encoder.max_length)))
+    causal = not fills_blanks(encoder.tokenizer, encoder.config)
+
+    def read(outputs: Any, batch: Batch) -> torch.Tensor:
+        return _losses(outputs["logits"], batch["labels"], causal=causal)
+
+    loss, tokens = run(batches, read).double().sum(dim=0).tolist()
+    return Score(metrics.perplexity(loss, tokens), len(rows), extra={"loss": loss / tokens, "tokens": tokens})
+
+
+def _losses(logits: torch.Tensor, labels: torch.Tensor, *, causal: bool) -> torch.Tensor:
+    """The summed cross-entropy and the number of predicted tokens of each example: [examples, 2]."""
+    if causal:  # a token is predicted at the position before it
+        logits, labels = logits[:, :-1], labels[:, 1:]
+    # One example at a time: a float32 copy of all logits over the vocabulary may not fit.
+    losses = [
+        F.cross_entropy(row.float(), label, ignore_index=IGNORED, reduction="sum")
+        for row, label in zip(logits, labels, strict=True)
+    ]
+    return torch.stack([torch.stack(losses), (labels != IGNORED).sum(dim=1)], dim=1)
+
+
+_SCORERS: dict[Kind, Callable[[Encoder, Rows, int, Run], Score]] = {
+    "classification": _score_classes,
+    "regression": _score_regression,
+    "token-classification": _score_tags,
+    "question-answering": _score_answers,
+    "embedding": _score_embeddings,
+    "lm": _score_text,
+}

@@ -1,0 +1,1 @@
+"""Other libraries' ways in: transformers' Trainer."""

@@ -1,0 +1,1 @@
+"""The calibration examples, and the batches that are cut from them."""

@@ -1,0 +1,145 @@
+"""What a sweep tries, and the trying: measure once, prune and score many times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from shearling.costs import ratio_of
+from shearling.engine.progress import Watcher
+from shearling.errors import ConstraintError, InputError
+from shearling.evaluation.exam import Evaluation, Exam
+from shearling.latency.table import load_table
+from shearling.methods import Method, method_of
+from shearling.pipeline import Plan, Pruned
+
+N = TypeVar("N", int, float)
+SEEDS = 2**63  # what torch takes
+Key = tuple[str, tuple[tuple[str, float], ...], int]  # method, constraint, seed
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Methods by name, budgets as constraints such as {"flops": 0.5}, and the seeds that draw the sample."""
+
+    methods: Mapping[str, Method]
+    budgets: Sequence[Mapping[str, float]]
+    seeds: Sequence[int] = (0,)
+    multiple_of: int | None = None
+    table: Path | None = None
+
+    def checked(self) -> Grid:
+        """Complain before any work is done."""
+        for name, values in (("methods", self.methods), ("budgets", self.budgets), ("seeds", self.seeds)):
+            if not values:
+                raise InputError(f"The sweep has no {name}; give at least one.")
+        for budget in self.budgets:
+            for kind, ratio in budget.items():
+                ratio_of(f"--{kind}", ratio)
+        for seed in self.seeds:
+            if not 0 <= seed < SEEDS:
+                raise InputError(f"--seeds takes numbers from 0 on, below 2^63; {seed} is none.")
+        self._check_table()
+        return self
+
+    def _check_table(self) -> None:
+        """A table goes with a latency, and is one; whether it fits, only the model tells."""
+        timed = any("latency" in budget for budget in self.budgets)
+        if timed and self.table is None:
+            raise ConstraintError("A sweep over --latency needs a --table; make it with `shearling profile`.")
+        if self.table is not None:
+            if not timed:
+                raise ConstraintError("--table is of use with --latency only; ask for some, such as --latency 0.7,0.5.")
+            load_table(self.table)
+
+    def points(self) -> list[Key]:
+        """Every point, in the order they are tried."""
+        return [key(m, b, s) for s in self.seeds for m in self.methods for b in self.budgets]
+
+
+def grid_of(
+    methods: str, seeds: str, multiple_of: int | None = None, table: Path | None = None, **budgets: str | None
+) -> Grid:
+    """The grid that comma-separated words ask for; `budgets` by kind."""
+    given = {kind: values for kind, values in budgets.items() if values is not None}
+    if len(given) > 1:
+        raise InputError(f"Sweep over one kind of budget at a time, not over {' and '.join(given)} at once.")
+    kind, values = next(iter(given.items()), ("flops", "0.9,0.8,0.7,0.6,0.5,0.4,0.3"))
+    return Grid(
+        {name: method_of(name) for name in _words(methods)},
+        [{kind: _number(word, float, f"--{kind}")} for word in _words(values)],
+        [_number(word, int, "--seeds") for word in _words(seeds)],
+        multiple_of,
+        table,
+    ).checked()
+
+
+def _words(text: str) -> list[str]:
+    return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+
+
+def _number(word: str, kind: Callable[[str], N], option: str) -> N:
+    try:
+        return kind(word)
+    except ValueError:
+        raise InputError(f"{option} takes numbers, comma-separated; '{word}' is none.") from None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One point: a pruned model and its score, or why there is none."""
+
+    method: str
+    constraint: Mapping[str, float]
+    seed: int
+    pruned: Pruned | None = None
+    score: Evaluation | None = None
+    problem: str = ""
+
+    @property
+    def key(self) -> Key:
+        """What tells this point from the others."""
+        return key(self.method, self.constraint, self.seed)
+
+
+def key(method: str, constraint: Mapping[str, float], seed: int) -> Key:
+    """What tells one point from another."""
+    return method, tuple(sorted(constraint.items())), seed
+
+
+def outcomes(
+    plan_of: Callable[[Method, int], Plan],
+    exam: Exam,
+    grid: Grid,
+    *,
+    done: Collection[Key] = (),
+    watcher: Watcher | None = None,
+) -> Iterator[Outcome]:
+    """Every point that is not `done` yet; a method and seed that need no point are not measured either."""
+    total = len(grid.points())
+    count = sum(one in done for one in grid.points())
+    progress = None if watcher is None else partial(watcher, "evaluate")
+    for seed in grid.seeds:
+        for name, method in grid.methods.items():
+            wanted = [budget for budget in grid.budgets if key(name, budget, seed) not in done]
+            plan = plan_of(method, seed) if wanted else None
+            for budget in wanted if plan else ():
+                if watcher is not None:
+                    watcher("sweep", count, total)
+                yield _point(plan, exam, grid, Outcome(name, budget, seed), progress)  # type: ignore[arg-type]
+                count += 1
+    if watcher is not None:
+        watcher("sweep", total, total)
+
+
+def _point(plan: Plan, exam: Exam, grid: Grid, point: Outcome, progress: Any) -> Outcome:
+    asked: dict[str, Any] = {**point.constraint, "table": grid.table, "multiple_of": grid.multiple_of}
+    try:
+        pruned = plan.prune(**asked)
+    except ConstraintError as error:  # this budget cannot be met; the others may
+        return Outcome(point.method, point.constraint, point.seed, problem=str(error))
+    score = exam.take(pruned.model, progress=progress)
+    return Outcome(point.method, point.constraint, point.seed, pruned, score)

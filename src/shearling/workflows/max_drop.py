@@ -1,0 +1,154 @@
+"""The smallest budget that loses no more than so many points: bisection over one measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+from shearling.costs import KINDS
+from shearling.engine.progress import Watcher
+from shearling.errors import ConstraintError, InputError
+from shearling.evaluation.exam import Exam
+from shearling.pipeline import Plan, Pruned
+from shearling.workflows.source import Target, cut
+
+STEP = 0.01  # budgets are tried in hundredths
+BY = "flops"  # what is searched for, unless asked otherwise
+HIGHEST = (0.95, 0.99)  # tried in turn where nothing smaller will do
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One budget that was tried: the metric, what it lost against dense, and whether that is allowed."""
+
+    budget: float
+    value: float | None
+    drop: float | None
+    allowed: bool
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Drop:
+    """The most that may be lost.
+
+    points      of the metric, on the rows of `evaluation` (a perplexity may rise by as much)
+    by          what the budget is a ratio of
+    limit       score on the first so many rows only
+    """
+
+    points: float
+    evaluation: str | None = None
+    by: str = BY
+    limit: int | None = None
+
+    def checked(self, target: Target) -> Target:
+        """Complain before any work is done; the target may say how to prune, but not how far."""
+        if not self.points >= 0:
+            raise ConstraintError(f"--max-drop {self.points:g} makes no sense; 1.0 allows a loss of one point.")
+        if self.by not in KINDS:
+            raise InputError(f"--by {self.by} is not known; there are flops, params and latency.")
+        given = [name for name in KINDS if getattr(target, name) is not None]
+        if given:
+            raise ConstraintError(f"--max-drop finds the budget itself; leave out --{given[0]}, or --max-drop.")
+        if self.by == "latency" and target.table is None:
+            raise ConstraintError(
+                "--by latency needs the --table that all budgets are tried against; `shearling profile` makes it."
+            )
+        self._aim(target, HIGHEST[0]).checked()
+        return target
+
+    def meet(self, plan: Plan, target: Target, exam: Exam, watcher: Watcher | None = None) -> Pruned:
+        """The smallest model found that stays within the drop; its report lists every budget tried."""
+        progress = None if watcher is None else partial(watcher, "evaluate")
+        dense = exam.take(plan.structure.model, progress=progress)
+        sign = -1 if dense.metric == "perplexity" else 1
+
+        def attempt(budget: float) -> tuple[Pruned | None, Tried]:
+            try:
+                pruned = cut(plan, self._aim(target, budget))
+            except ConstraintError as error:  # too small to be met at all
+                return None, Tried(budget, None, None, False, str(error))
+            value = exam.take(pruned.model, progress=progress).value
+            lost = sign * (dense.value - value)
+            return pruned, Tried(budget, value, lost, lost <= self.points + 1e-9)
+
+        pruned, tried = smallest(attempt)
+        if pruned is None:
+            raise ConstraintError(_nothing(self, dense.metric, dense.value, tried))
+        best = min(t.budget for t in tried if t.allowed)
+        chosen = next(t for t in tried if t.budget == best)
+        found = {
+            "allowed": self.points, "by": self.by, "metric": dense.metric, "dense": dense.value, "value": chosen.value,
+            "drop": chosen.drop, "examples": dense.examples, "tried": [asdict(t) for t in tried],
+        }  # fmt: skip
+        report = pruned.report
+        return replace(pruned, report=replace(report, extra=report.extra | {"max_drop": found}))
+
+    def _aim(self, target: Target, budget: float) -> Target:
+        wanted: dict[str, Any] = {self.by: budget}
+        return replace(target, **wanted)
+
+
+def smallest(attempt: Callable[[float], tuple[T | None, Tried]]) -> tuple[T | None, list[Tried]]:
+    """Bisect over the budgets; what is returned was tried and allowed, whatever shape the curve has.
+
+    Losses need not grow with every unit removed. Where they do not, bisection may miss a smaller budget, but it
+    never takes one that loses too much.
+    """
+    best: T | None = None
+    tried: list[Tried] = []
+
+    def allowed(budget: float) -> bool:
+        nonlocal best
+        result, told = attempt(budget)
+        tried.append(told)
+        if told.allowed:
+            best = result
+        return told.allowed
+
+    low, high = 0, round(HIGHEST[0] / STEP)  # in steps: `low` is too small, `high` may do
+    while high - low > 1:
+        middle = (low + high) // 2
+        if allowed(round(middle * STEP, 6)):
+            high = middle
+        else:
+            low = middle
+    if best is None:
+        any(allowed(budget) for budget in HIGHEST)
+    return best, tried
+
+
+def drop_of(points: float | None, evaluation: str | None, by: str, limit: int | None) -> Drop | None:
+    """The options of the command line; those that go with --max-drop make no sense without it."""
+    if points is None:
+        given = {"--eval": evaluation is not None, "--by": by != BY, "--limit": limit is not None}
+        for option in (name for name, is_given in given.items() if is_given):
+            raise InputError(f"{option} is of use with --max-drop only, such as --max-drop 1.0.")
+        return None
+    return Drop(points, evaluation, by, limit)
+
+
+def describe_drop(found: dict[str, Any]) -> str:
+    """What was tried, in words."""
+    lines = [f"  {found['metric']} of dense {found['dense']:.2f}, allowed to lose {found['allowed']:g}; tried:"]
+    for tried in found["tried"]:
+        value = tried["value"]
+        score = "cannot be met" if value is None else f"{value:.2f} ({value - found['dense']:+.2f})"
+        lines.append(f"    {found['by']} {tried['budget']:.2f}  {score}  {'ok' if tried['allowed'] else 'too much'}")
+    return "\n".join(lines)
+
+
+def _nothing(drop: Drop, metric: str, dense: float, tried: list[Tried]) -> str:
+    scored = [t for t in tried if t.drop is not None]
+    least = min(scored, key=lambda t: t.drop or 0.0, default=None)
+    seen = (
+        "No budget could be met." if least is None else f"The least lost was {least.drop:.2f}, at {least.budget:.2f}."
+    )
+    return (
+        f"No {drop.by} budget up to {max(HIGHEST)} keeps {metric} within {drop.points:g} points of dense "
+        f"({dense:.2f}) on these rows. {seen} Allow a larger --max-drop, or give more data with --samples."
+    )

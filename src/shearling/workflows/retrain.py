@@ -1,0 +1,178 @@
+"""Retrain a pruned directory into another one that is again a whole checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from shearling._version import versions
+from shearling.checkpoint.load import read_json, read_record
+from shearling.checkpoint.pretrained import load_model, load_reader
+from shearling.checkpoint.save import RECORD, check_writable, whole_directory
+from shearling.data import load_rows
+from shearling.engine.progress import Watcher
+from shearling.errors import ModelError, OutputError
+from shearling.files import weights_digest
+from shearling.workflows.source import Source, known_dense
+from shearling.workflows.training import Recipe, check_alone, plain_device, retrain
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from shearling.data.encoder import Encoder
+    from shearling.data.rows import Rows
+    from shearling.data.tasks import Task
+    from shearling.evaluation.exam import Exam
+
+STALE = ("evaluations", "max_drop")  # what a record says about weights that are no more
+
+
+def retrain_source(
+    source: Source,
+    recipe: Recipe,
+    out: Path,
+    *,
+    teacher: str | None = None,
+    evaluation: str | None = None,
+    limit: int | None = None,
+    force: bool = False,
+    watcher: Watcher | None = None,
+) -> dict[str, Any]:
+    """What `shearling retrain` does; gives what `--json` prints, with the metric before and after where it is known."""
+    recipe.checked()
+    check_alone()
+    place = plain_device(source.device)
+    record = read_record(Path(source.model))
+    check_writable(out, force=force)
+    # Small steps vanish in half precision: training is in float32, the result in the checkpoint's own type.
+    model = load_model(source.model, device="cpu", dtype="float32", trust_remote_code=source.trust_remote_code)
+    guide = None if teacher is None else _teacher(teacher, model, source.trust_remote_code)
+    task, encoder, rows, exam = _read(source, model, recipe.seed, evaluation, limit)
+    progress = None if watcher is None else partial(watcher, "evaluate")
+    before = None if exam is None else exam.take(model, device=place, progress=progress)
+    work = _work_folder(out, source, rows.fingerprint(), recipe, teacher, force=force)
+    trained = retrain(model, encoder, rows, recipe, work=work, teacher=guide, device=source.device, watcher=watcher)
+    after = None if exam is None else exam.take(model, device=place, progress=progress)
+    facts = {
+        **asdict(recipe), "task": task.name, "examples": len(rows), "teacher": teacher, **asdict(trained),
+        "before": before and before.to_json(), "after": after and after.to_json(), "versions": versions(),
+    }  # fmt: skip
+    if guide is None:
+        del facts["alpha"], facts["temperature"]
+    write_retrained(model, Path(source.model), out, record, facts, force=force)
+    shutil.rmtree(work, ignore_errors=True)
+    return {"retrained": facts, "model": source.model, "out": str(out)}
+
+
+def _read(
+    source: Source, model: PreTrainedModel, seed: int, evaluation: str | None, limit: int | None
+) -> tuple[Task, Encoder, Rows, Exam | None]:
+    """The task, what encodes its training rows, those rows, and the exam if rows to evaluate on are given."""
+    from shearling.data import find_task, infer_task
+    from shearling.data.encoder import make_encoder
+    from shearling.evaluation.exam import make_exam
+
+    reader = load_reader(source.model, model, trust_remote_code=source.trust_remote_code)
+    task = find_task(source.task) if source.task else infer_task(model)
+    encoder = make_encoder(
+        reader,
+        task,
+        model.config,
+        max_length=source.max_length,
+        labels="ignore" if task.kind == "embedding" else "require",
+        text_columns=source.text_columns,
+        label_column=source.label_column,
+        seed=seed,
+    )
+    exam = None
+    if evaluation is not None:
+        exam = make_exam(
+            model,
+            reader,
+            load_rows(evaluation, task, split="dev"),
+            task,
+            max_length=source.max_length,
+            text_columns=source.text_columns,
+            label_column=source.label_column,
+            limit=limit,
+        )
+    return task, encoder, load_rows(source.data, task), exam
+
+
+def write_retrained(
+    model: PreTrainedModel, source: Path, out: Path, record: dict[str, Any], facts: dict[str, Any], *, force: bool
+) -> None:
+    """The same checkpoint with new weights: every other file is carried over, the record says what was done."""
+    from shearling.checkpoint.card import refreshed
+
+    kind = getattr(torch, str(_own_dtype(source)), torch.float32)
+    updated = {k: v for k, v in record.items() if k not in STALE} | {"retrained": facts} | _scored(record, facts)
+    if "retrained" in record:
+        updated["retrained"] = facts | {"earlier": record["retrained"]}
+    base = record.get("base")
+    if isinstance(base, str) and base.startswith("."):  # a way from the checkpoint: from another place it is another
+        updated["base"] = os.path.relpath(os.path.normpath(source.resolve() / base), out.resolve())
+    with whole_directory(out, force=force) as folder:
+        model.to("cpu", kind).save_pretrained(folder)
+        for path in sorted(source.iterdir()):
+            written = (folder / path.name).exists() or path.suffix in (".safetensors", ".onnx")
+            if path.is_dir():
+                shutil.copytree(path, folder / path.name)
+            elif not written and not path.name.endswith(".index.json"):
+                shutil.copyfile(path, folder / path.name)
+        card = folder / "README.md"
+        if card.is_file():
+            card.write_text(refreshed(card.read_text(encoding="utf-8"), record, updated), encoding="utf-8")
+        (folder / RECORD).write_text(json.dumps(updated, indent=1) + "\n", encoding="utf-8")
+
+
+def _scored(record: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    """The score after retraining takes the place of those of the model before; that of the dense model stays."""
+    before, after = facts.get("before"), facts.get("after")
+    if not before or not after:
+        return {}
+    dense = known_dense(record, before)
+    return {"evaluations": [after if dense is None else after | {"dense": dense}]}
+
+
+def _teacher(name: str, model: PreTrainedModel, trust_remote_code: bool) -> PreTrainedModel:
+    teacher = load_model(name, device="cpu", dtype="float32", trust_remote_code=trust_remote_code)
+    for fact in ("vocab_size", "num_labels"):
+        theirs, mine = getattr(teacher.config, fact, None), getattr(model.config, fact, None)
+        if theirs != mine:
+            raise ModelError(
+                f"The teacher {name} has {fact} {theirs}, the pruned model {mine}; give the dense model it came from."
+            )
+    return teacher.requires_grad_(False)
+
+
+def _work_folder(out: Path, source: Source, data: str, recipe: Recipe, teacher: str | None, *, force: bool) -> Path:
+    """Where the checkpoints of the training lie until it is done: hidden beside `out`, for these settings only."""
+    target = out.resolve()
+    work = target.with_name(f".{target.name}.retrain")
+    model = [str(Path(source.model).resolve()), weights_digest(source.model)]
+    reading = [source.task, source.max_length, source.text_columns, source.label_column]
+    settings = json.dumps([model, data, reading, asdict(recipe), teacher], sort_keys=True)
+    note = work / "settings.json"
+    if note.is_file() and note.read_text(encoding="utf-8") != settings:
+        if not force:
+            raise OutputError(
+                f"{work} holds an interrupted retraining with other settings; give the same ones to go on with it, "
+                "choose another --out, or start afresh with --force."
+            )
+        shutil.rmtree(work)
+    work.mkdir(parents=True, exist_ok=True)
+    note.write_text(settings, encoding="utf-8")
+    return work
+
+
+def _own_dtype(folder: Path) -> Any:
+    config = read_json(folder / "config.json")
+    return config.get("dtype") or config.get("torch_dtype") or "float32"

@@ -1,0 +1,172 @@
+"""`shearling sweep`: from a model directory to results.json, curve.svg and report.html."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from shearling._version import versions
+from shearling.engine.progress import Watcher
+from shearling.evaluation.exam import Exam
+from shearling.files import weights_digest
+from shearling.latency.table import load_table
+from shearling.latency.timing import device_name
+from shearling.latency.validate import check_fits
+from shearling.methods import Method
+from shearling.models.structure import structure_of
+from shearling.pipeline import Plan, measure
+from shearling.workflows.grid import Grid, Outcome, outcomes
+from shearling.workflows.source import Loaded, Source, exam_of, keep, needs_labels, read_source, sample_batches
+from shearling.workflows.sweep_folder import CURVE, MODELS, PAGE, RESULTS, Store, write_all
+
+
+def sweep_source(
+    source: Source,
+    grid: Grid,
+    out: Path,
+    *,
+    evaluation: str | None = None,
+    limit: int | None = None,
+    save: bool = False,
+    force: bool = False,
+    watcher: Watcher | None = None,
+) -> dict[str, Any]:
+    """Every point of the grid into `out`; gives what `--json` prints. A second call goes on where one was stopped."""
+    loaded, exam = _read(source, grid, evaluation, limit)
+    store = Store(out, settings_of(source, grid, loaded, exam), force=force)
+    store.facts["environment"] = {
+        "device": device_name(loaded.model.device),
+        "batch_size": source.examples_per_batch,
+        **versions(),
+    }
+    if store.facts["dense"] is None:
+        score = exam.take(loaded.model, progress=None if watcher is None else partial(watcher, "dense"))
+        layers, architecture = structure_of(loaded.model).sizes, type(loaded.model).__name__
+        store.keep_dense(
+            score.to_json() | {"seconds": score.seconds, "layers": layers, "architecture": architecture}
+        )  # fmt: skip
+    if save:
+        store.forget_unsaved()
+    skipped = []
+    plan_of = partial(_plan, source, loaded, watcher)
+    for outcome in outcomes(plan_of, exam, grid, done=store.done, watcher=watcher):
+        if outcome.pruned is None:
+            skipped.append({"method": outcome.method, "constraint": dict(outcome.constraint), "why": outcome.problem})
+            continue
+        place = out / MODELS / name_of(outcome) if save else None
+        if place is not None:
+            keep(outcome.pruned, source, loaded, place, force=True)
+        store.add(outcome, saved=place)
+    return _finish(store, skipped, source)
+
+
+def planned(source: Source, grid: Grid, *, evaluation: str | None = None, limit: int | None = None) -> dict[str, Any]:
+    """What `--dry-run` prints: model and data are read and checked, nothing is measured or written."""
+    loaded, exam = _read(source, grid, evaluation, limit)
+    points = [{"method": method, "constraint": dict(asked), "seed": seed} for method, asked, seed in grid.points()]
+    return {
+        "dry_run": True,
+        "task": loaded.task.name,
+        "points": points,
+        "measurements": len(grid.methods) * len(grid.seeds),
+        "samples": sum(len(next(iter(batch.values()))) for batch in loaded.batches),
+        "evaluations": len(points) + 1,
+        "examples": len(exam.rows),
+    }
+
+
+def _read(source: Source, grid: Grid, evaluation: str | None, limit: int | None) -> tuple[Loaded, Exam]:
+    """The model, its data and its exam, once it is clear that the grid makes sense for them."""
+    grid.checked()
+    loaded = read_source(source, labels=any(needs_labels(method, source) for method in grid.methods.values()))
+    if grid.table is not None:
+        check_fits(load_table(grid.table), structure_of(loaded.model))
+    return loaded, exam_of(source, loaded, evaluation, limit=limit)
+
+
+def describe_planned(record: dict[str, Any]) -> str:
+    """The same in words."""
+    lines = [
+        f"{record['task']}: {record['measurements']} measurements of {record['samples']:,} examples, then "
+        f"{len(record['points'])} models to prune and {record['evaluations']} to score on {record['examples']:,}"
+    ]
+    for point in record["points"]:
+        asked = ", ".join(f"{kind} {ratio:g}" for kind, ratio in point["constraint"].items())
+        lines.append(f"  {point['method']:<10}{asked:<16}seed {point['seed']}")
+    return "\n".join([*lines, "nothing was written (--dry-run)"])
+
+
+def _finish(store: Store, skipped: list[dict[str, Any]], source: Source) -> dict[str, Any]:
+    """The pictures, and the summary of it all."""
+    from shearling.report.curve import curve_chart
+    from shearling.report.sweep_page import sweep_page
+
+    out, dense = store.folder, store.facts["dense"]
+    files = {"results": str(out / RESULTS)}
+    if store.results:
+        title = f"{Path(source.model).name}: {dense['task']}"
+        curve = curve_chart(store.results, dense=dense["value"], title=title)
+        write_all({out / CURVE: curve, out / PAGE: sweep_page(store.results, store.facts, title=title)})
+        files |= {"curve": str(out / CURVE), "report": str(out / PAGE)}
+    return {"out": str(out), "dense": dense, "results": store.results, "skipped": skipped, "files": files}
+
+
+def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[str, Any]:
+    """All that a point depends on besides its method, budget and seed."""
+    return {
+        "model": source.model,
+        "weights": weights_digest(source.model),
+        "task": loaded.task.name,
+        "data": source.data or "Hub",
+        "data_digest": loaded.rows.fingerprint(),
+        "eval_digest": exam.rows.fingerprint(),
+        "eval_rows": len(exam.rows),
+        "samples": source.samples,
+        "max_length": source.max_length,
+        "length": source.length,
+        "columns": [source.text_columns, source.label_column],
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "multiple_of": grid.multiple_of,
+        "table": None if grid.table is None else hashlib.sha256(Path(grid.table).read_bytes()).hexdigest(),
+        "methods": {name: asdict(method) for name, method in grid.methods.items()},  # type: ignore[call-overload]
+    }
+
+
+def describe_sweep(record: dict[str, Any]) -> str:
+    """What `shearling sweep` tells people."""
+    dense = record["dense"]
+    lines = [f"{dense['task']}: dense {dense['metric']} {dense['value']:.2f} on {dense['examples']:,} examples", ""]
+    lines.append(f"  {'method':<10}{'asked':<16}{'seed':>4}{dense['metric']:>12}{'change':>9}{'seconds':>9}")
+    for row in record["results"]:
+        asked = ", ".join(f"{kind} {ratio:g}" for kind, ratio in row["constraint"].items())
+        numbers = f"{row['value']:>12.2f}{row['value'] - dense['value']:>+9.2f}{row['seconds']:>9.2f}"
+        lines.append(f"  {row['method']:<10}{asked:<16}{row['seed']:>4}{numbers}")
+    lines += [f"  skipped: {one['method']}: {one['why']}" for one in record["skipped"]]
+    return "\n".join([*lines, "", *(f"  {name}: {path}" for name, path in record["files"].items())])
+
+
+def name_of(outcome: Outcome) -> str:
+    """`surgeon-flops-0.5`, with the seed where it is not 0."""
+    asked = "-".join(f"{kind}-{ratio:g}" for kind, ratio in outcome.constraint.items())
+    return f"{outcome.method}-{asked}" + (f"-seed-{outcome.seed}" if outcome.seed else "")
+
+
+def _plan(source: Source, loaded: Loaded, watcher: Watcher | None, method: Method, seed: int) -> Plan:
+    """The measurement for one method and seed, of the sample that this seed draws."""
+    batches = loaded.batches
+    if seed != source.seed:
+        drawn, config = replace(source, seed=seed), loaded.model.config
+        labels = needs_labels(method, source)
+        batches = sample_batches(drawn, loaded.rows, loaded.tokenizer, loaded.task, config, labels=labels)
+    return measure(
+        loaded.model,
+        batches,
+        method=method,
+        samples=source.samples,
+        seed=seed,
+        length=source.length,
+        watcher=watcher,
+    )

@@ -1,0 +1,150 @@
+"""The folder of a sweep: its settings and its points, each written as soon as it is known."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from shearling.costs import KINDS
+from shearling.engine.distributed import on_first
+from shearling.errors import OutputError
+from shearling.files import write_whole
+from shearling.workflows.grid import Key, Outcome, key
+
+SETTINGS, RESULTS, CURVE, PAGE, MODELS = "sweep.json", "results.json", "curve.svg", "report.html", "models"
+FORMAT = 1
+# Points of other methods, budgets and seeds may be added to a sweep; everything else must stay as it was.
+GROWS = ("methods",)
+
+
+class Store:
+    """Opens or begins the folder; `results` is the list that results.json holds."""
+
+    def __init__(self, folder: Path, settings: Mapping[str, Any], *, force: bool = False) -> None:
+        self.folder = folder
+        self.facts: dict[str, Any] = {"format": FORMAT, "settings": dict(settings), "dense": None}
+        self.results: list[dict[str, Any]] = []
+        if folder.exists() and not folder.is_dir():
+            raise OutputError(f"{folder} exists and is a file; choose another --out.")
+        if force:
+            on_first(self._forget)
+        if (folder / SETTINGS).is_file():
+            self._go_on(settings)
+        elif folder.is_dir() and any(folder.iterdir()):
+            raise OutputError(f"{folder} is not empty and holds no sweep; choose another --out.")
+        self.write()
+
+    @property
+    def done(self) -> set[Key]:
+        """The points that need not be computed again."""
+        return {key(r["method"], r["constraint"], r["seed"]) for r in self.results}
+
+    def add(self, outcome: Outcome, *, saved: Path | None = None) -> None:
+        """Keep a point."""
+        row = record_of(outcome, self.facts["dense"]["value"])
+        self.results.append(row | ({"model": str(saved.relative_to(self.folder))} if saved else {}))
+        self.write()
+
+    def forget_unsaved(self) -> None:
+        """Have points whose model was not kept computed again."""
+        self.results = [r for r in self.results if "model" in r and (self.folder / r["model"]).is_dir()]
+
+    def keep_dense(self, dense: dict[str, Any]) -> None:
+        """Keep the score and the sizes of the unpruned model."""
+        self.facts["dense"] = dense
+        self.write()
+
+    def write(self) -> None:
+        """Both files, each replaced as a whole."""
+        facts, results = (json.dumps(value, indent=1) + "\n" for value in (self.facts, self.results))
+        write_all({self.folder / SETTINGS: facts, self.folder / RESULTS: results})
+
+    def _forget(self) -> None:
+        """Remove what a sweep writes, and nothing else."""
+        if (self.folder / SETTINGS).is_file():
+            for name in (RESULTS, CURVE, PAGE, SETTINGS):
+                (self.folder / name).unlink(missing_ok=True)
+            shutil.rmtree(self.folder / MODELS, ignore_errors=True)
+
+    def _go_on(self, settings: Mapping[str, Any]) -> None:
+        facts, results = (_read(self.folder / name) for name in (SETTINGS, RESULTS))
+        try:
+            before = facts["settings"]
+            changed = [n for n in sorted({*before, *settings} - {*GROWS}) if before.get(n) != settings.get(n)]
+            both = before["methods"].keys() & settings["methods"].keys()
+            changed += [f"methods.{m}" for m in sorted(both) if before["methods"][m] != settings["methods"][m]]
+            self.results = [r for r in results if key(r["method"], r["constraint"], r["seed"]) and "value" in r]
+            self.facts["dense"] = facts["dense"]
+            if not _sound(facts["dense"], self.results):
+                raise TypeError
+        except (KeyError, TypeError, AttributeError):
+            raise OutputError(f"The sweep in {self.folder} was changed by hand; start afresh with --force.") from None
+        if changed:
+            told = ", ".join(f"{name} {_short(before, name)} (now {_short(settings, name)})" for name in changed)
+            raise OutputError(
+                f"{self.folder} holds a sweep with other settings: {told}. Give the same ones to go on with it, choose "
+                "another --out, or start afresh with --force."
+            )
+        self.facts["settings"]["methods"] = before["methods"] | settings["methods"]
+
+
+def record_of(outcome: Outcome, dense: float) -> dict[str, Any]:
+    """A point as results.json has it: what was asked under the kind's own name, what came out beside it."""
+    pruned, score = outcome.pruned, outcome.score
+    if pruned is None or score is None:
+        raise ValueError("a point without a model has no record")
+    report = pruned.report.to_json()
+    reached = {"flops": report["flops"]["ratio"], "params": report["params"]["ratio"]}
+    latency = report.get("latency")
+    return {
+        "method": outcome.method,
+        **{kind: outcome.constraint.get(kind, reached.get(kind)) for kind in KINDS if kind != "latency" or latency},
+        "metric": score.metric,
+        "value": round(score.value, 4),
+        "seconds": report["seconds"]["total"],
+        "seed": outcome.seed,
+        "constraint": dict(outcome.constraint),
+        "dense": dense,
+        "reached": reached,
+        "examples": report["sample"]["examples"],
+        "stages": {name: seconds for name, seconds in report["seconds"].items() if name != "total"},
+        "evaluate_seconds": score.seconds,
+        "layers": report["layers"],
+        "notes": report["warnings"] + [f"{r['sublayer']}: {r['note']}" for r in report["repairs"] if r["note"]],
+        **({"em": round(score.em, 4)} if score.em is not None else {}),
+        **({"timing": latency} if latency else {}),
+    }
+
+
+def write_all(texts: Mapping[Path, str]) -> None:
+    """Replace files, each whole or not at all; one process writes."""
+
+    def write() -> None:
+        for path, text in texts.items():
+            write_whole(path, text)
+
+    on_first(write)
+
+
+def _sound(dense: Any, results: list[Any]) -> bool:
+    """Whether scores and times are numbers, where tables and pictures need them."""
+    rows = [*results, *([] if dense is None else [dense])]
+    return all(type(row[name]) in (int, float) for row in rows for name in ("value", "seconds"))
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise OutputError(f"Cannot go on with the sweep: {path}: {error}. Start afresh with --force.") from None
+
+
+def _short(settings: Mapping[str, Any], name: str) -> str:
+    value: Any = settings
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    text = str(value)
+    return text[:12] + "…" if len(text) > 40 else text

@@ -1,0 +1,229 @@
+"""The training: a plain `Trainer`; with a teacher, its answers are learned beside the labels."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shearling.checkpoint.pretrained import device_of
+from shearling.engine.distributed import rank_and_world
+from shearling.engine.progress import Watcher
+from shearling.engine.silence import quiet_transformers
+from shearling.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from shearling.data.batches import Tokenized
+    from shearling.data.encoder import Encoder
+    from shearling.data.rows import Rows
+
+TARGETS = ("labels", "start_positions", "end_positions")
+CHECKPOINTS = 10  # per run: an interruption costs a tenth of it at most
+WHOLE = ("trainer_state.json", "optimizer.pt", "scheduler.pt", "model.safetensors")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train: the defaults are the paper's.
+
+    alpha, temperature  with a teacher: the weight of its answers against the labels', and how soft they are
+    """
+
+    epochs: float = 3.0
+    lr: float = 2e-5
+    batch_size: int = 32
+    seed: int = 0
+    alpha: float = 0.5
+    temperature: float = 2.0
+
+    def checked(self) -> Recipe:
+        """Complain about numbers that make no sense before any work is done."""
+        if not self.epochs > 0:
+            raise InputError(f"{self.epochs:g} epochs were asked for; give more than 0, the paper takes 3.")
+        if not 0 < self.lr < 1:
+            raise InputError(f"A learning rate of {self.lr:g} makes no sense; 2e-5 is the paper's.")
+        if not 0 <= self.alpha <= 1 or not self.temperature > 0:
+            raise InputError("alpha is a share in [0, 1] and the temperature is above 0.")
+        return self
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What the training says of itself."""
+
+    steps: int
+    loss: float
+    seconds: float
+    resumed_from: int
+
+
+def retrain(
+    model: PreTrainedModel,
+    encoder: Encoder,
+    rows: Rows,
+    recipe: Recipe,
+    *,
+    work: Path | None = None,
+    teacher: PreTrainedModel | None = None,
+    device: str = "auto",
+    watcher: Watcher | None = None,
+) -> Trained:
+    """Train `model` in place on `rows`; with a `work` folder, goes on from the checkpoints in it if there are any."""
+    recipe.checked()
+    check_alone()
+    examples = encoder.tokenize(rows)
+    if teacher is None and not {*examples.tokens, *examples.values} & {*TARGETS}:
+        raise InputError(f"Task {encoder.task.name} has no labels to learn from; give --teacher.")
+    trainer = _trainer(model, encoder, examples, recipe, work, teacher, device, watcher)
+    last = None if work is None else _last_checkpoint(work)
+    began = time.perf_counter()
+    with quiet_transformers():
+        result = trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    model.eval()
+    return Trained(
+        steps=int(result.global_step),
+        loss=float(result.training_loss),
+        seconds=time.perf_counter() - began,
+        resumed_from=0 if last is None else int(last.name.split("-")[-1]),
+    )
+
+
+def distillation_loss(student: Any, teacher: Any, batch: dict[str, Tensor], temperature: float) -> Tensor:
+    """How far the student's answers are from the teacher's: KL of softened classes, squared distance of numbers."""
+    mask = batch.get("attention_mask")
+    if "start_logits" in student:
+        pairs = [(student[name], teacher[name]) for name in ("start_logits", "end_logits")]
+    elif "logits" in student:
+        pairs = [(student["logits"], teacher["logits"])]
+    else:
+        pairs = [(student["last_hidden_state"], teacher["last_hidden_state"])]
+    losses = []
+    for mine, theirs in pairs:
+        if mine.dim() == 3 and mask is not None:  # [B, S, C]: padding teaches nothing
+            mine, theirs = mine[mask.bool()], theirs[mask.bool()]
+        if mine.shape[-1] == 1 or ("last_hidden_state" in student and "logits" not in student):
+            losses.append(F.mse_loss(mine, theirs))
+            continue
+        wanted = F.log_softmax(theirs.float() / temperature, dim=-1)
+        found = F.log_softmax(mine.float() / temperature, dim=-1)
+        # The square keeps the gradient's size the same at every temperature.
+        losses.append(F.kl_div(found, wanted, reduction="batchmean", log_target=True) * temperature**2)
+    return torch.stack(losses).mean()
+
+
+class _Numbers(torch.utils.data.Dataset[int]):
+    """The examples by number; the collator looks them up, so that batches are padded to their own longest."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def _trainer(
+    model: PreTrainedModel,
+    encoder: Encoder,
+    examples: Tokenized,
+    recipe: Recipe,
+    work: Path | None,
+    teacher: PreTrainedModel | None,
+    device: str,
+    watcher: Watcher | None,
+) -> Any:
+    try:
+        import accelerate  # noqa: F401 - what Trainer stands on
+        from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+    except ImportError:
+        raise InputError("Retraining needs accelerate; run: pip install shearling[train].") from None
+
+    class Watching(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if watcher is not None:
+                watcher("retrain", state.global_step, state.max_steps)
+
+    class Distilling(Trainer):
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
+            if teacher is None:
+                return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+            outputs = model(**inputs)
+            teacher.to(next(model.parameters()).device)
+            with torch.no_grad():
+                wanted = teacher(**{name: tensor for name, tensor in inputs.items() if name not in TARGETS})
+            loss = distillation_loss(outputs, wanted, inputs, recipe.temperature)
+            if outputs.get("loss") is not None:
+                loss = recipe.alpha * loss + (1 - recipe.alpha) * outputs["loss"]
+            return (loss, outputs) if return_outputs else loss
+
+    def collate(numbers: Sequence[int]) -> dict[str, Tensor]:
+        chosen = examples.select(np.array(numbers, dtype=np.int64))
+        return encoder.batches(chosen, len(numbers), bucket=False)[0]
+
+    steps = -(-len(examples) // recipe.batch_size) * recipe.epochs
+    arguments = TrainingArguments(
+        output_dir=str(work or tempfile.gettempdir()),  # where nothing is saved, nothing is written
+        num_train_epochs=recipe.epochs,
+        learning_rate=recipe.lr,
+        per_device_train_batch_size=recipe.batch_size,
+        seed=recipe.seed,
+        save_strategy="no" if work is None else "steps",
+        save_steps=max(1, int(steps) // CHECKPOINTS),
+        save_total_limit=2,
+        logging_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        use_cpu=plain_device(device).type == "cpu",
+        dataloader_pin_memory=torch.cuda.is_available(),
+    )
+    arguments._n_gpu = min(1, arguments.n_gpu)  # with more, `Trainer` would take larger batches and share them out
+    trainer = Distilling(
+        model=model,
+        args=arguments,
+        train_dataset=_Numbers(len(examples)),
+        data_collator=collate,
+        callbacks=[Watching()],
+    )
+    trainer.remove_callback(PrinterCallback)  # stdout is for the result
+    return trainer
+
+
+def _last_checkpoint(work: Path) -> Path | None:
+    """The newest checkpoint that was written to its end."""
+    found = [p for p in work.glob("checkpoint-*") if all((p / name).is_file() for name in WHOLE)]
+    return max(found, key=lambda p: int(p.name.split("-")[-1]), default=None)
+
+
+def plain_device(name: str) -> torch.device:
+    """`Trainer` takes the CPU or the first GPU it sees, and no particular one."""
+    device = device_of(name)
+    if device.index not in (None, 0):
+        raise InputError(f"Retraining runs on the first GPU it sees; say CUDA_VISIBLE_DEVICES={device.index} instead.")
+    return device
+
+
+def check_alone() -> None:
+    """Retraining is the work of one process; under a launcher, `Trainer` would share it and the batch would grow."""
+    told = os.environ.get("WORLD_SIZE", "1")
+    world = max(int(told) if told.isdecimal() else 1, rank_and_world()[1])
+    if world > 1:
+        raise InputError(
+            f"Retraining runs in one process, on one GPU; a launcher started {world} of them. "
+            "Run it without torchrun or accelerate launch."
+        )

@@ -1,0 +1,89 @@
+"""Directories of sentence-transformers: the transformer is pruned, the rest stays, and SentenceTransformer loads it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from data.tiny import bert_tokenizer
+from families import tiny_model
+from shearling.checkpoint.pretrained import load_model
+from shearling.checkpoint.sentence import transformer_in
+from shearling.cli import run
+from shearling.errors import ModelError
+
+
+def sentence_directory(folder: Path, inside: str = "") -> Path:
+    """A tiny directory as sentence-transformers lays them out, with a head in the file that sentences do not use."""
+    model = tiny_model("bert").base_model
+    (folder / inside).mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder / inside)
+    config = json.loads((folder / inside / "config.json").read_text())
+    (folder / inside / "config.json").write_text(json.dumps(config | {"architectures": ["BertForMaskedLM"]}))
+    bert_tokenizer(model_max_length=32).save_pretrained(folder / inside)
+    (folder / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    modules = [
+        {"idx": 0, "name": "0", "path": inside, "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / inside / "sentence_bert_config.json").write_text(
+        json.dumps({"max_seq_length": 32, "do_lower_case": False})
+    )
+    return folder
+
+
+def rows_file(path: Path) -> Path:
+    words = ["a", "the", "film", "is", "good", "bad", "who", "not", "city", "river"]
+    lines = [
+        {"sentence1": f"{words[i % 10]} {words[i % 7]}", "sentence2": words[i % 9], "label": i % 5} for i in range(70)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return path
+
+
+@pytest.mark.parametrize("inside", ["", "0_Transformer"])
+def test_prune_and_load(inside: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = sentence_directory(tmp_path / "dense", inside)
+    command = ["prune", str(source), "--data", str(rows_file(tmp_path / "rows.jsonl")), "--flops", "0.5"]
+    assert run([*command, "--out", str(tmp_path / "half"), "--json", "--quiet"]) == 0
+    assert json.loads(capsys.readouterr().out)["flops"]["ratio"] <= 0.5
+    half = tmp_path / "half"
+    assert (half / "1_Pooling" / "config.json").is_file()
+    assert not (half / "0_Transformer").exists()
+    assert transformer_in(half) == half
+    small = load_model(str(half), device="cpu")
+    assert type(small) is transformers.BertModel
+    assert sum(p.numel() for p in small.parameters()) < sum(p.numel() for p in load_model(str(source)).parameters())
+    assert run(["evaluate", str(half), "--data", str(tmp_path / "rows.jsonl"), "--task", "embedding", "--json"]) == 0
+
+    library = pytest.importorskip("sentence_transformers")
+    embedder: Any = library.SentenceTransformer(str(half), device="cpu")
+    texts = ["a good film", "the film is not very good"]
+    tokens = bert_tokenizer(model_max_length=32)(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        hidden = small(**tokens).last_hidden_state
+    real = tokens["attention_mask"][..., None]
+    expected = (hidden * real).sum(1) / real.sum(1)
+    torch.testing.assert_close(embedder.encode(texts, convert_to_tensor=True).cpu(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("modules", "message"),
+    [
+        ([{"type": "x.Pooling", "path": "1_Pooling"}], "lists no transformer"),
+        ([{"type": "x.Transformer", "path": "../elsewhere"}], "leads out of the directory"),
+        ("nonsense", "Cannot read"),
+    ],
+)
+def test_a_list_of_modules_that_makes_no_sense(modules: Any, message: str, tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    with pytest.raises(ModelError, match=message):
+        load_model(str(tmp_path))

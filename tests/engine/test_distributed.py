@@ -1,0 +1,131 @@
+"""Two processes over gloo come to the result of one, and one of them writes."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import shearling
+from shearling.engine import distributed
+from shearling.engine.distributed import add_up, dealt, gathered, on_first, rank_and_world
+from tiny import batches_of, model_of
+
+WORKER = """
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+import shearling
+from tiny import batches_of, model_of
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+folder = Path(sys.argv[1])
+rank = dist.get_rank()
+for method in ("surgeon", "paper"):
+    pruned = shearling.prune(model_of("bert").double(), batches_of(5, 3), flops=0.5, method=method)
+    state = {"kept": [k.tolist() for k in pruned.kept], "weights": pruned.model.state_dict()}
+    torch.save(state, folder / f"{method}.{rank}.pt")
+    pruned.save(folder / method)
+try:
+    pruned.save(folder / "paper")  # there already: both processes must be told
+except shearling.OutputError as error:
+    (folder / f"refused.{rank}").write_text(str(error))
+try:
+    shearling.prune(model_of("bert"), batches_of(1, 1), flops=0.5)  # one example for two processes
+except shearling.DataError as error:
+    (folder / f"few.{rank}").write_text(str(error))
+plan = shearling.measure(model_of("bert").double(), batches_of(5, 3))
+plan.save(folder / "plan.safetensors")
+rows = [{name: values[i] for name, values in batch.items()} for batch in batches_of(5, 3) for i in range(3)]
+callback = shearling.PruneOnTrainEnd(flops=0.5, out=folder / "trained")
+args, state = SimpleNamespace(per_device_train_batch_size=3), SimpleNamespace(is_world_process_zero=rank == 0)
+callback.on_train_end(args, state, None, model=model_of("bert"), train_dataloader=DataLoader(rows))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def run_two(folder: Path) -> None:
+    """Two processes, started as `torchrun` would."""
+    port = str(free_port())
+    paths = os.pathsep.join(str(p) for p in (Path(shearling.__file__).parents[1], Path(__file__).parents[1]))
+    workers = []
+    for rank in range(2):
+        setting = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
+        environment = {**os.environ, **setting, "MASTER_PORT": port, "PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": "lo"}
+        command = [sys.executable, "-c", WORKER, str(folder)]
+        workers.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    try:
+        for worker in workers:
+            _, errors = worker.communicate(timeout=500)
+            assert worker.returncode == 0, errors[-3000:]
+    finally:
+        for worker in workers:
+            if worker.poll() is None:
+                worker.kill()
+
+
+def test_two_processes_equal_one(tmp_path: Path) -> None:
+    run_two(tmp_path)
+    for method in ("surgeon", "paper"):
+        alone = shearling.prune(model_of("bert").double(), batches_of(5, 3), flops=0.5, method=method)
+        expected = alone.model.state_dict()
+        first, second = (torch.load(tmp_path / f"{method}.{rank}.pt") for rank in range(2))
+        assert first["kept"] == second["kept"] == [k.tolist() for k in alone.kept]
+        assert first["weights"].keys() == expected.keys()
+        saved = shearling.load(tmp_path / method).state_dict()
+        for name, value in first["weights"].items():
+            assert torch.equal(second["weights"][name], value)  # the ranks agree to the bit
+            assert torch.equal(saved[name], value)
+            torch.testing.assert_close(value, expected[name], rtol=1e-7, atol=1e-9)
+    assert not [p for p in tmp_path.iterdir() if p.name.endswith((".part", ".old"))]
+
+    for rank in range(2):  # what fails for one fails for all
+        assert "not empty" in (tmp_path / f"refused.{rank}").read_text()
+        assert "1 examples for 2 processes" in (tmp_path / f"few.{rank}").read_text()
+
+    assert shearling.load(tmp_path / "trained").config.model_type == "bert"  # written by one, at the end of training
+    plan = shearling.load_plan(tmp_path / "plan.safetensors", model_of("bert").double(), batches_of(5, 3))
+    alone = shearling.prune(model_of("bert").double(), batches_of(5, 3), flops=0.5)
+    assert [k.tolist() for k in plan.prune(flops=0.5).kept] == [k.tolist() for k in alone.kept]
+
+
+def test_one_process_needs_no_group() -> None:
+    assert rank_and_world() == (0, 1)
+    tensor = torch.ones(2)
+    add_up([tensor])
+    assert tensor.tolist() == [1, 1]
+    done: list[int] = []
+    on_first(lambda: done.append(1))
+    assert done == [1]
+    with pytest.raises(ZeroDivisionError):
+        on_first(lambda: 1 / 0)
+    assert dealt([3, 5, 4]) == [0, 1, 2]
+    assert gathered({1: "a"}) == {1: "a"}
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+def test_work_is_dealt_out_once_and_evenly(world: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [9, 100, 9, 100, 9, 100, 9, 100]  # attention and FFN, layer by layer
+    shares = []
+    for rank in range(world):
+        monkeypatch.setattr(distributed, "rank_and_world", lambda rank=rank: (rank, world))
+        shares.append(dealt(sizes))
+    assert sorted(i for share in shares for i in share) == list(range(8))
+    loads = [sum(sizes[i] for i in share) for share in shares]
+    assert max(loads) - min(loads) <= 100

@@ -1,0 +1,194 @@
+"""Walking layer by layer sees what full forward passes see."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import shearling.engine.hooks
+import shearling.engine.layerwise
+from families import tiny_batches, tiny_model
+from shearling.engine.moments import Moments
+from shearling.engine.precision import Precision
+from shearling.engine.progress import Stages
+from shearling.engine.repair import walk
+from shearling.methods import Surgeon
+from shearling.models.shrink import shrink
+from shearling.models.structure import Structure, structure_of
+from shearling.models.sublayer import Sublayer
+from shearling.sample.sample import Sample, sample_of
+from tiny import batches_of, model_of
+
+
+def probe(model: nn.Module, sublayer: Sublayer, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """(x, h, o) of one sublayer in a forward pass of the whole model."""
+    seen: dict[str, Tensor] = {}
+
+    def at_residual(module: nn.Module, args: Any, kwargs: Any) -> None:
+        seen["x"] = args[0] if args else kwargs["hidden_states"]
+
+    def at_out(module: nn.Module, args: Any, output: Tensor) -> None:
+        seen["h"], seen["o"] = args[0], output
+
+    handles = [
+        sublayer.residual.register_forward_pre_hook(at_residual, with_kwargs=True),
+        sublayer.out.register_forward_hook(at_out),
+    ]
+    model(**inputs)
+    for handle in handles:
+        handle.remove()
+    return seen["x"], seen["h"], seen["o"]
+
+
+def expected_moments(teacher: Structure, student: Structure, number: int, sample: Sample) -> tuple[Moments, Moments]:
+    """From whole forward passes of both models, one example at a time, padding cut off."""
+    above, below = teacher.sublayers[number], student.sublayers[number]
+    n, out = below.weight.shape[1], below.weight.shape[0]
+    fit, held_out = (Moments.zeros(n, out, below.weight) for _ in range(2))
+    for batch in sample:
+        for i in range(len(batch)):
+            example = batch.part(i, i + 1)
+            length = int(example.inputs["attention_mask"].sum())
+            x_t, _, o_t = probe(teacher.model, above, example.inputs)
+            x_s, h_s, _ = probe(student.model, below, example.inputs)
+            moments = held_out if int(example.indices) % 8 == 7 else fit
+            moments.add(h_s[0, :length], (o_t + x_t - x_s)[0, :length])
+    return fit, held_out
+
+
+def close(found: Moments, expected: Moments) -> None:
+    for name in ("gram", "cross", "h_sum", "y_sum", "y_squared", "count"):
+        torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_moments_are_those_of_full_forward_passes(family: str, attention: str) -> None:
+    model = model_of(family, attn_implementation=attention).double()
+    teacher = structure_of(model)
+    kept = [torch.arange(0, s.units, 2) for s in teacher.sublayers]
+    student = structure_of(shrink(model, kept))
+    sample = sample_of(batches_of(2, 5))
+    numbers: list[int] = []
+
+    def repair(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
+        number = len(numbers)
+        numbers.append(number)
+        assert sublayer.name == student.sublayers[number].name
+        for found, expected in zip((fit, held_out), expected_moments(teacher, student, number, sample), strict=True):
+            close(found, expected)
+        sublayer.write(sublayer.weight * 1.1, sublayer.bias)  # what follows must see the repaired sublayer
+        return True
+
+    walk(teacher, student, sample, repair)
+    assert numbers == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "modernbert", "t5", "vit"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_what_is_finished_is_not_run_again(family: str, attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention that gives what it gave before leads to the same repairs as attention that runs again."""
+    model = tiny_model(family, attention=attention).double()
+    teacher = structure_of(model)
+    kept = [torch.arange(0, s.units, 2) for s in teacher.sublayers]
+    batches = [{k: v.double() if v.is_floating_point() else v for k, v in b.items()} for b in tiny_batches(family)]
+    sample = sample_of(batches)
+
+    def repaired() -> tuple[list[Tensor], int]:
+        student = structure_of(shrink(model, kept))
+        runs = 0
+
+        def count(*args: Any) -> None:
+            nonlocal runs
+            runs += 1
+
+        handle = teacher.stacks[0].sublayers[0][0].inputs[0].module.register_forward_hook(count)
+        result = surgeon_repair(teacher, student, sample)
+        handle.remove()
+        assert not any("forward" in vars(m) for m in teacher.model.modules())
+        return result, runs
+
+    found, fewer = repaired()
+    monkeypatch.setattr(shearling.engine.layerwise, "_is_one_tensor", lambda output: False)
+    expected, runs = repaired()
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    assert fewer < runs or attention == "eager" or family == "t5"
+
+
+@pytest.mark.parametrize("family", ["bert", "deberta-v3", "llama", "modernbert", "t5", "vit", "whisper"])
+def test_half_precision_suits_the_families(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: products in bfloat16, the residual stream and the result in float32."""
+
+    def half(module: nn.Module, precision: Precision) -> Any:
+        return torch.autocast("cpu", torch.bfloat16, enabled=precision == "bfloat16")
+
+    monkeypatch.setattr(shearling.engine.layerwise, "half_precision", half)
+    monkeypatch.setattr(shearling.engine.hooks, "half_precision", half)
+    pruned = shearling.prune(tiny_model(family), tiny_batches(family), flops=0.5)
+    assert {p.dtype for p in pruned.model.parameters()} == {torch.float32}
+    exact = shearling.prune(tiny_model(family), tiny_batches(family), flops=0.5, method=Surgeon(precision="float32"))
+    found, expected = (sum(r.before for r in p.report.repairs) for p in (pruned, exact))
+    assert found == pytest.approx(expected, rel=0.5)  # as far off as float32 is; noise would be far more
+
+
+def surgeon_repair(teacher: Structure, student: Structure, sample: Sample) -> list[Tensor]:
+    Surgeon().repair(teacher, student, sample, stages=Stages())
+    return [p.detach() for p in student.model.parameters()]
+
+
+def test_a_module_gives_what_it_gave_before() -> None:
+    module = nn.Linear(2, 2)
+    module.forward = lambda x: x + 1  # as accelerate does, to move what goes in
+    own = module.forward
+    with pytest.raises(ZeroDivisionError), shearling.engine.layerwise.giving(module, "before"):  # noqa: PT012
+        assert module(torch.ones(2)) == "before"
+        raise ZeroDivisionError
+    assert module.forward is own
+
+
+def test_it_stops_when_a_repair_says_so() -> None:
+    model = model_of("bert")
+    student = structure_of(shrink(model, [torch.arange(2) for _ in range(4)]))
+    seen: list[str] = []
+
+    def repair(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
+        seen.append(sublayer.name)
+        return len(seen) < 2
+
+    walk(structure_of(model), student, sample_of(batches_of(1)), repair)
+    assert seen == ["heads of layer 0", "filters of layer 0"]
+
+
+def test_an_unpruned_student_has_nothing_to_repair() -> None:
+    """With teacher and student equal, y is the projection's own output: the error is zero at every sublayer."""
+    model = model_of("bert").double()
+    teacher, student = (
+        structure_of(model),
+        structure_of(shrink(model, [torch.arange(s.units) for s in structure_of(model).sublayers])),
+    )
+    errors: list[float] = []
+
+    def repair(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
+        errors.append((fit + held_out).error(sublayer.weight, sublayer.bias))
+        return True
+
+    walk(teacher, student, sample_of(batches_of(2)), repair)
+    assert max(errors) < 1e-12
+
+
+def test_hooks_are_gone_after_an_error() -> None:
+    model = model_of("bert")
+    student = shrink(model, [torch.arange(2) for _ in range(4)])
+
+    def repair(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
+        raise RuntimeError("middle")
+
+    with pytest.raises(RuntimeError, match="middle"):
+        walk(structure_of(model), structure_of(student), sample_of(batches_of(1)), repair)
+    for m in (*model.modules(), *student.modules()):
+        assert not m._forward_hooks
+        assert not m._forward_pre_hooks

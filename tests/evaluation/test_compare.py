@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import shearling
+from data.tiny import SPECIAL, bert_config, bert_tokenizer, build
+from folders import TEXTS, rows_file
+from shearling.checkpoint.pretrained import load_model, load_tokenizer
+from shearling.cli import run as command
+from shearling.evaluation.compare import Agreement, Comparison, agreement, choices, compare
+
+
+def test_two_models_side_by_side(dense: Path, pruned: Path, tmp_path: Path) -> None:
+    data = rows_file(tmp_path / "rows.jsonl")
+    result = compare(str(dense), str(pruned), str(data), rounds=5, batch_size=4, device="cpu")
+    ours, theirs = result.sides
+    tokenizer = load_tokenizer(str(dense))
+    guesses = []
+    for folder in (dense, pruned):  # one text at a time, by hand
+        model = load_model(str(folder), device="cpu")
+        with torch.no_grad():
+            encoded = [tokenizer(text, return_tensors="pt") for text in TEXTS * 2]
+            guesses.append([int(model(**inputs).logits.argmax()) for inputs in encoded])
+    gold = [number % 2 for number in range(10)]
+    same = sum(a == b for a, b in zip(*guesses, strict=True))
+    assert result.agreement == Agreement("equal", pytest.approx(100 * same / 10), 10)
+    for side, guess in zip(result.sides, guesses, strict=True):
+        right = sum(a == b for a, b in zip(guess, gold, strict=True))
+        assert side.value == pytest.approx(100 * right / 10)
+    assert theirs.params < ours.params
+    assert theirs.macs < ours.macs
+    assert theirs.bytes == (pruned / "model.safetensors").stat().st_size < ours.bytes
+    assert theirs.params == sum(p.numel() for p in shearling.load(pruned).parameters())
+    assert ours.milliseconds > 0
+
+
+def test_models_of_different_vocabularies_are_run_on_their_own_tokens(dense: Path, tmp_path: Path) -> None:
+    """Ids of the one are beyond the vocabulary of the other, which knows one type of token only."""
+    from tokenizers import Tokenizer
+    from transformers import BertForSequenceClassification, PreTrainedTokenizerFast
+
+    state = json.loads(bert_tokenizer().backend_tokenizer.to_str())
+    state["model"]["vocab"] = {word: number for number, word in enumerate([*SPECIAL, "the", "good", "film"])}
+    names = {f"{name.strip('[]').lower()}_token": name for name in SPECIAL}
+    few = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(state)), **names)
+    few.save_pretrained(tmp_path / "few")
+    config = bert_config(type_vocab_size=1)
+    config.vocab_size = 8
+    build(BertForSequenceClassification, config).save_pretrained(tmp_path / "few")
+    rows = [{"text1": text, "text2": "walking 1 2 3", "label": n % 2} for n, text in enumerate(TEXTS)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    def run(*pair: Path) -> Comparison:
+        return compare(*map(str, pair), str(tmp_path / "rows.jsonl"), rounds=2, batch_size=2, device="cpu")
+
+    mixed = run(dense, tmp_path / "few")
+    assert mixed.agreement is None
+    for side, folder in zip(mixed.sides, (dense, tmp_path / "few"), strict=True):
+        alone = run(folder, folder).sides[0]
+        assert (side.value, side.macs, side.batch) == (alone.value, alone.macs, alone.batch)
+    assert mixed.sides[0].batch != mixed.sides[1].batch  # the second takes `walking` for one unknown word
+
+
+def test_the_same_model_twice_agrees_with_itself_without_labels(
+    dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = rows_file(tmp_path / "rows.jsonl", labels=False)
+    arguments = ["compare", str(dense), str(dense), "--data", str(data), "--device", "cpu", "--quiet"]
+    assert command([*arguments, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["agreement"] == {"measure": "equal", "value": 100.0, "count": 10}
+    assert [side["value"] for side in said["models"]] == [None, None]
+    assert said["models"][0]["macs"] == said["models"][1]["macs"] > 0
+    assert said["batch"][0] == 10
+    assert command(arguments) == 0
+    assert "100.00% of 10 predictions are equal" in capsys.readouterr().out
+
+
+def test_missing_data_is_wrong_use(dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["compare", str(dense), str(dense), "--data", "nowhere.jsonl", "--quiet"]) == 2
+    assert "nowhere.jsonl" in capsys.readouterr().err
+
+
+def test_choices_of_every_head() -> None:
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
+    batch = {"attention_mask": mask}
+    logits = torch.tensor([[0.0, 1.0], [2.0, 1.0]])
+    assert choices({"logits": logits}, batch).tolist() == [[1], [0]]
+    assert choices({"logits": logits[:, :1]}, batch).tolist() == [[0.0], [2.0]]
+    ends = torch.tensor([[0.0, 1.0, 9.0], [3.0, 1.0, 9.0]])  # the last token of the second is padding
+    assert choices({"start_logits": ends, "end_logits": -ends}, batch).tolist() == [[2, 0], [0, 1]]
+    tokens = torch.eye(3)[None].repeat(2, 1, 1)
+    assert choices({"logits": tokens}, batch).flatten().tolist() == [0, 1, 2, 0, 1]
+    labels = torch.tensor([[-100, 1, -100], [-100, -100, -100]])
+    assert choices({"logits": tokens}, batch | {"labels": labels}).flatten().tolist() == [1]
+    hidden = SimpleNamespace(last_hidden_state=torch.ones(2, 3, 4))
+    assert choices(vars(hidden), batch).shape == (2, 4)
+
+
+def test_agreement_of_numbers_and_embeddings() -> None:
+    first = torch.tensor([[0.1], [0.2], [0.35], [0.9]])
+    assert agreement([first], [first * 2 + 1]) == Agreement("spearman", pytest.approx(100), 4)
+    turned = torch.eye(3)
+    assert agreement([turned], [turned * 5]) == Agreement("cosine", pytest.approx(100), 3)
+    assert agreement([turned], [turned.roll(1, 0)]) == Agreement("cosine", pytest.approx(0), 3)
+    assert agreement([first], [first[:2]]) is None
+    spans = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert agreement([spans], [torch.tensor([[1.0, 2.0], [3.0, 5.0]])]) == Agreement("equal", 50, 2)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+import shearling
+from shearling.report.model_page import report_page
+from shearling.report.sweep_page import grouped, pick, sweep_page
+from tiny import batches_of, model_of
+
+VOID = {"meta", "br", "img", "line", "rect", "link"}
+
+
+class Outline(HTMLParser):
+    """Checks that tags close in order, and collects text and what would be fetched from elsewhere."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+        self.fetched: list[str] = []
+        self.feed(text)
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.fetched += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def record() -> dict[str, Any]:
+    return shearling.prune(model_of("bert"), batches_of(4, 8), flops=0.5).report.to_json()
+
+
+def point(method: str, flops: float, value: float, seed: int = 0, **more: Any) -> dict[str, Any]:
+    return {
+        "method": method, "flops": flops, "params": flops, "metric": "accuracy", "value": value, "seconds": 2.0,
+        "seed": seed, "constraint": {"flops": flops}, "dense": 90.0, "reached": {"flops": flops, "params": flops},
+        "examples": 64, "stages": {"measure": 1.0, "refit": 1.0}, "layers": [{"heads": 2, "filters": 30}], "notes": [],
+    } | more  # fmt: skip
+
+
+TOLD = {
+    "dense": {
+        "task": "sst2", "metric": "accuracy", "value": 90.0, "examples": 100, "layers": [{"heads": 4, "filters": 60}],
+        "architecture": "BertForSequenceClassification",
+    },
+    "settings": {"model": "a model", "data": "train.jsonl", "task": "sst2", "samples": 64},
+}  # fmt: skip
+
+
+def test_the_page_of_a_model_is_whole_and_fetches_nothing(record: dict[str, Any]) -> None:
+    outline = Outline(report_page(record | {"warnings": ["<script>alert(1)</script>"]}, directory="my-model"))
+    text = " ".join(outline.text)
+    assert outline.fetched == []
+    assert "<script>alert(1)</script>" in text  # as words, not as a tag
+    for layer in record["layers"]:
+        assert f"{layer['heads']:,} of" in text
+    assert 'shearling.load("my-model")' in text
+    assert f"{record['flops']['ratio']:.1%}" in text
+
+
+def test_the_page_of_a_sweep_has_every_point() -> None:
+    results = [point("surgeon", 0.5, 89.5), point("surgeon", 0.3, 85.0), point("paper", 0.5, 80.0, model="models/p")]
+    results[0]["timing"] = {"predicted": 0.6, "measured": 0.5, "device": "a device"}
+    results[1]["notes"] = ["a note & more"]
+    outline = Outline(sweep_page(results, TOLD, title="tiny <model>"))
+    text = " ".join(outline.text)
+    assert outline.fetched == []
+    for words in ("89.50", "85.00", "80.00", "-10.00", "a note & more", "2.00x", "a device", "tiny <model>"):
+        assert words in text
+    assert "shearling prune 'a model'" in text  # the best point was not saved: the command that makes it
+    assert "--flops 0.5 --method surgeon" in text
+
+
+def test_the_best_point_is_the_smallest_within_one_point_on_average() -> None:
+    results = [
+        point("surgeon", 0.5, 89.9), point("surgeon", 0.3, 89.5), point("surgeon", 0.3, 88.3, seed=1),
+        point("surgeon", 0.2, 89.5), point("surgeon", 0.2, 87.0, seed=1),
+    ]  # fmt: skip
+    best = pick(results)
+    assert best is not None
+    assert best["flops"] == 0.5  # 0.3 loses 1.1 on average
+    assert pick([point("paper", 0.5, 80.0)]) is None
+    assert [len(group) for group in grouped(results)] == [1, 2, 2]
+
+
+def test_a_perplexity_wins_by_falling() -> None:
+    low, high = point("surgeon", 0.5, 20.4), point("surgeon", 0.3, 40.0)
+    results = [row | {"metric": "perplexity", "dense": 20.0} for row in (low, high)]
+    best = pick(results)
+    assert best is not None
+    assert best["flops"] == 0.5

@@ -1,0 +1,31 @@
+"""What a job does before any model is run; the commands' own tests run the rest."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shearling.data import find_task
+from shearling.evaluation.exam import _place
+from shearling.workflows.source import SCORED_TOKENS, Source
+from tiny import model_of
+
+
+@pytest.mark.parametrize(("task", "max_length"), [("squad_v2", None), ("sst2", None), ("sst2", 512)])
+def test_a_batch_to_score_fits_at_its_longest(
+    monkeypatch: pytest.MonkeyPatch, task: str, max_length: int | None
+) -> None:
+    monkeypatch.setattr(Source, "examples_per_batch", 10_000)  # as a GPU would like them
+    chosen = find_task(task)
+    longest = max_length or chosen.max_length
+    size = Source("model", max_length=max_length).scored_per_batch(chosen)
+    assert size * longest <= SCORED_TOKENS < (size + 1) * longest
+    assert Source("model", batch_size=7).scored_per_batch(chosen) == 7
+
+
+def test_a_model_is_scored_where_it_is_unless_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    model, cpu = model_of("bert"), torch.device("cpu")
+    assert _place(model, None, cpu) == cpu
+    assert _place(model, "cpu", cpu) == cpu
+    assert _place(model, "auto", cpu).type == "cuda"

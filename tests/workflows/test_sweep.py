@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shearling.pipeline
+from bench import write_model, write_rows
+from latency.tables import table_of
+from shearling.checkpoint.pretrained import load_model, load_tokenizer
+from shearling.cli import run
+from shearling.errors import ConstraintError, InputError, OutputError
+from shearling.evaluation.exam import evaluate
+from shearling.methods import Paper, Surgeon
+from shearling.models.structure import structure_of
+from shearling.workflows import sweep as sweep_job
+from shearling.workflows.grid import Grid, grid_of
+from shearling.workflows.source import Source
+from shearling.workflows.sweep import sweep_source
+from tiny import model_of
+
+BUDGETS = [{"flops": 0.8}, {"flops": 0.4}]
+FIELDS = {"method", "flops", "metric", "value", "seconds", "seed", "params", "layers", "dense"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("sweep")
+    write_model(root / "model", num_attention_heads=4)
+    write_rows(root / "train.jsonl", 120)
+    write_rows(root / "dev.jsonl", 40, seed=1)
+    return root
+
+
+def source(place: Path, **changes: Any) -> Source:
+    settings: dict[str, Any] = {"samples": 64, "device": "cpu", **changes}
+    return Source(str(place / "model"), str(place / "train.jsonl"), "sst2", **settings)
+
+
+def sweep(place: Path, out: Path, grid: Grid, **changes: Any) -> dict[str, Any]:
+    options = {key: changes.pop(key) for key in ("save", "force") if key in changes}
+    return sweep_source(source(place, **changes), grid, out, evaluation=str(place / "dev.jsonl"), **options)
+
+
+@pytest.fixture
+def measurements(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Every (method, seed) that is measured while the test runs."""
+    seen: list[tuple[str, int]] = []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        seen.append((kwargs["method"].name, kwargs["seed"]))
+        return shearling.pipeline.measure(*args, **kwargs)
+
+    monkeypatch.setattr(sweep_job, "measure", counted)
+    return seen
+
+
+def test_every_point_once_from_one_measurement_each(
+    place: Path, tmp_path: Path, measurements: list[tuple[str, int]]
+) -> None:
+    grid = Grid({"surgeon": Surgeon(), "paper": Paper()}, BUDGETS, seeds=(0, 3))
+    record = sweep(place, tmp_path / "out", grid, save=True)
+    assert sorted(measurements) == [("paper", 0), ("paper", 3), ("surgeon", 0), ("surgeon", 3)]
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results == record["results"]
+    assert len(results) == 8
+    assert {(r["method"], r["flops"], r["seed"]) for r in results} == {
+        (m, f, s) for m in ("surgeon", "paper") for f in (0.8, 0.4) for s in (0, 3)
+    }
+    for row in results:
+        assert row.keys() >= FIELDS
+        assert row["reached"]["flops"] <= row["flops"] + 1e-9
+        folder = tmp_path / "out" / row["model"]
+        again = evaluate(
+            load_model(str(folder), device="cpu"), load_tokenizer(str(folder)), place / "dev.jsonl", "sst2"
+        )
+        assert again.value == pytest.approx(row["value"], abs=1e-3)
+    for name in ("curve.svg", "report.html"):
+        assert (tmp_path / "out" / name).stat().st_size > 1000
+
+
+def test_an_interrupted_sweep_goes_on(
+    place: Path, tmp_path: Path, measurements: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = Grid({"surgeon": Surgeon(), "paper": Paper()}, BUDGETS)
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        with pytest.raises(KeyboardInterrupt):
+            sweep(place, tmp_path / "out", grid)
+    kept = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert [(r["method"], r["flops"]) for r in kept] == [("surgeon", 0.8), ("surgeon", 0.4), ("paper", 0.8)]
+    measurements.clear()
+    record = sweep(place, tmp_path / "out", grid)
+    assert measurements == [("paper", 0)]
+    assert record["results"][:3] == kept
+    whole = sweep(place, tmp_path / "whole", grid)
+    assert [r["value"] for r in record["results"]] == [r["value"] for r in whole["results"]]
+
+
+def stop_after(patch: pytest.MonkeyPatch, points: int) -> None:
+    """Ctrl-C while the point after these is being pruned."""
+    real: Callable[..., Any] = shearling.pipeline.Plan.prune
+    count = 0
+
+    def prune(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count > points:
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    patch.setattr(shearling.pipeline.Plan, "prune", prune)
+
+
+def test_more_points_may_be_added_but_settings_may_not_change(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    sweep(place, out, Grid({"surgeon": Surgeon()}, BUDGETS[:1]))
+    record = sweep(place, out, Grid({"surgeon": Surgeon(), "paper": Paper()}, BUDGETS[1:]))
+    assert len(record["results"]) == 3
+    with pytest.raises(OutputError, match=r"samples 64 \(now 32\)"):
+        sweep(place, out, Grid({"surgeon": Surgeon()}, BUDGETS), samples=32)
+    with pytest.raises(OutputError, match=r"methods\.surgeon"):
+        sweep(place, out, Grid({"surgeon": Surgeon(refit=False)}, BUDGETS))
+    afresh = sweep(place, out, Grid({"surgeon": Surgeon()}, BUDGETS[:1]), samples=32, force=True)
+    assert len(afresh["results"]) == 1
+
+
+def test_damaged_and_foreign_folders_are_refused(place: Path, tmp_path: Path) -> None:
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "thesis.txt").write_text("years of work")
+    grid = Grid({"surgeon": Surgeon()}, BUDGETS[:1])
+    for force in (False, True):
+        with pytest.raises(OutputError, match="holds no sweep"):
+            sweep(place, foreign, grid, force=force)
+    assert (foreign / "thesis.txt").read_text() == "years of work"
+    sweep(place, tmp_path / "out", grid)
+    (tmp_path / "out" / "results.json").write_text('[{"method": ')
+    with pytest.raises(OutputError, match="--force"):
+        sweep(place, tmp_path / "out", grid)
+
+
+def test_a_budget_that_cannot_be_met_is_skipped_and_told(place: Path, tmp_path: Path) -> None:
+    record = sweep(place, tmp_path / "out", Grid({"surgeon": Surgeon()}, [{"flops": 1e-4}, {"flops": 0.5}]))
+    assert [r["flops"] for r in record["results"]] == [0.5]
+    assert record["skipped"][0]["constraint"] == {"flops": 1e-4}
+    assert "flops=0.0001" in record["skipped"][0]["why"]
+
+
+def test_the_command(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "sweep", str(place / "model"), "--data", str(place / "train.jsonl"), "--eval", str(place / "dev.jsonl"),
+        "--task", "sst2", "--params", "0.6,0.3", "--out", str(tmp_path / "out"), "--samples", "64", "--device", "cpu",
+        "--quiet", "--json",
+    ]  # fmt: skip
+    assert run(arguments) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert [(r["method"], r["params"]) for r in record["results"]] == [("surgeon", 0.6), ("surgeon", 0.3)]
+    assert run([*arguments[:-1], "--samples", "32"]) == 2
+    assert "samples" in capsys.readouterr().err
+
+
+def test_a_dry_run_says_what_would_be_done(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [
+        "sweep", str(place / "model"), "--data", str(place / "train.jsonl"), "--eval", str(place / "dev.jsonl"),
+        "--task", "sst2", "--flops", "0.6,0.3", "--methods", "surgeon,paper", "--seed", "4", "--device", "cpu",
+        "--out", str(tmp_path / "out"), "--samples", "32", "--dry-run",
+    ]  # fmt: skip
+    assert run([*arguments, "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert len(record["points"]) == 4
+    assert record["points"][0] == {"method": "surgeon", "constraint": {"flops": 0.6}, "seed": 4}
+    assert (record["measurements"], record["samples"], record["evaluations"]) == (2, 32, 5)
+    assert run(arguments) == 0
+    assert "nothing was written" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ({"flops": "0.5,x"}, "'x' is none"),
+        ({"flops": "1.5"}, "1.5"),
+        ({"flops": ""}, "no budgets"),
+        ({"flops": "0.5", "params": "0.5"}, "one kind of budget"),
+        ({"latency": "0.5"}, "--table"),
+        ({"seeds": "0,-1"}, "-1 is none"),
+        ({"seeds": str(2**63)}, "is none"),
+        ({"table": Path("gone.json")}, "--latency only"),
+        ({"table": Path("gone.json"), "params": "0.5"}, "--latency only"),
+        ({"table": Path("gone.json"), "latency": "0.5"}, "Cannot read the latency table gone.json"),
+    ],
+)
+def test_grids_that_make_no_sense(words: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        grid_of("surgeon", **{"seeds": "0", **words})
+    with pytest.raises(InputError, match="No method 'magic'"):
+        grid_of("magic", "0")
+
+
+@pytest.mark.parametrize("rehearsed", [True, False])
+def test_a_table_is_checked_before_any_work(
+    rehearsed: bool, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], measurements: list[Any]
+) -> None:
+    arguments = [
+        "sweep", str(place / "model"), "--data", str(place / "train.jsonl"), "--eval", str(place / "dev.jsonl"),
+        "--task", "sst2", "--latency", "0.5", "--table", str(tmp_path / "table.json"), "--out", str(tmp_path / "out"),
+        "--device", "cpu", *(["--dry-run"] if rehearsed else []),
+    ]  # fmt: skip
+    assert run(arguments) == 2
+    assert "Cannot read the latency table" in capsys.readouterr().err
+    (tmp_path / "table.json").write_text("{")
+    assert run(arguments) == 2
+    assert "is not a latency table" in capsys.readouterr().err.replace("\n", " ")
+    table_of(structure_of(model_of("roberta"))).save(tmp_path / "table.json")  # sound, but of another model
+    assert run(arguments) == 2
+    assert "The latency table is of a roberta model" in capsys.readouterr().err.replace("\n", " ")
+    assert measurements == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_budgets_are_checked_before_any_work(tmp_path: Path) -> None:
+    with pytest.raises(ConstraintError):
+        sweep_source(Source("nowhere"), Grid({"surgeon": Surgeon()}, [{"flops": 0.0}]), tmp_path / "out")

@@ -44,6 +44,45 @@ def random_batches(examples: int, length: int | None, batch_size: int) -> list[d
     return batches
 
 
+def loader_of(examples: int, length: int | None, batch_size: int) -> Any:
+    """A DataLoader over the same random examples, whatever its batch size: unsorted, padded to the longest of each."""
+    from torch.nn.utils.rnn import pad_sequence
+    from torch.utils.data import DataLoader
+
+    rows = []
+    for batch in random_batches(examples, length, 1):
+        real = int(batch["attention_mask"].sum())
+        rows.append({k: v[0, :real] if v.dim() == 2 else v[0] for k, v in batch.items()})
+    order = np.random.default_rng(1).permutation(len(rows))
+
+    def collate(chosen: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        together = {k: [row[k] for row in chosen] for k in chosen[0]}
+        return {k: pad_sequence(v, batch_first=True) if v[0].dim() else torch.stack(v) for k, v in together.items()}
+
+    return DataLoader([rows[i] for i in order], batch_size=batch_size, collate_fn=collate)
+
+
+def model_folder(place: Path, shapes: str, rows: int) -> tuple[Path, Path]:
+    """A random model with a tokenizer of made-up words, and a file of that many labelled texts."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    words = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", *(f"w{i}" for i in range(5000))])}
+    plain = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    plain.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    plain.post_processor = processors.TemplateProcessing("[CLS] $A [SEP]", None, [("[CLS]", 2), ("[SEP]", 3)])
+    folder = place / "model"
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    PreTrainedTokenizerFast(tokenizer_object=plain, **special).save_pretrained(folder)
+    random_model(shapes).save_pretrained(folder)
+    rng = np.random.default_rng(0)
+    lengths = np.clip(rng.normal(GLUE_LENGTH, GLUE_SPREAD, rows), 8, 120).astype(int)
+    texts = (" ".join(f"w{i}" for i in rng.integers(0, 5000, length)) for length in lengths)
+    data = place / "rows.jsonl"
+    data.write_text("".join(json.dumps({"text": text, "label": int(i) % 2}) + "\n" for i, text in enumerate(texts)))
+    return folder, data
+
+
 def describe_machine(device: torch.device) -> dict[str, Any]:
     """Name and versions, for the JSON."""
     return {"device": device_name(device), "threads": torch.get_num_threads(), "versions": versions()}

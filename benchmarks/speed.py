@@ -1,47 +1,104 @@
-"""How long pruning takes: stage by stage, against one plain forward and backward, and against the floor.
+"""How long pruning takes as users call it: any batch size, first call of a process and later calls, both methods.
 
     python benchmarks/speed.py                                    # BERT-base, 2,048 examples of GLUE length
-    python benchmarks/speed.py --shapes minilm --examples 512     # something a laptop can do
     python benchmarks/speed.py --length 384                       # SQuAD-like
+    python benchmarks/speed.py --shapes minilm --batch-sizes 32   # something a laptop can do
+    python benchmarks/speed.py --command-line                     # also `shearling prune`, beside the bare imports
 
-Weights are random: no stage's work depends on their values. The yardstick runs the same batches, forward and backward
-with gradients for every weight, as training would. The floor is the time that the matrix products which the stages
-cannot do without would take at the rate of a large product measured in the same run.
+Every row is a process of its own: the batches come from a DataLoader of that batch size, the first call is the first
+thing the process does once the model is on its device, and two more calls follow; then a plan is measured and one more
+budget is pruned from it. Weights are random: no stage's work depends on their values. The yardstick is one plain
+forward and backward over the same examples, as training would run them. "floor" is what the matrix products that the
+method cannot do without would take at the rate of a large product measured in the same process.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
-from machine import describe_machine, keep_json, random_batches, random_model
-
-import shearling
-from shearling.engine.hooks import device_of
-from shearling.engine.memory import bounded
-from shearling.models.structure import Structure, structure_of
-from shearling.sample.sample import Sample, sample_of
+CALLS = 3
 
 
-def plain_seconds(model: Any, sample: Sample) -> float:
-    """One forward and backward over the sample, gradients for all weights."""
-    device = device_of(model)
+def one(options: argparse.Namespace) -> dict[str, Any]:
+    """One row: this process's first call, the later ones, and one more budget from a plan."""
+    import torch
+    from machine import describe_machine, loader_of, random_model
+
+    import shearling
+
+    device = torch.device(options.device)
+    model = random_model(options.shapes).to(device)
+    loader = loader_of(options.examples, options.length, options.batch_size)
+    _wait(device)
+    calls, stages = [], []
+    for _ in range(CALLS):
+        start = time.perf_counter()
+        pruned = shearling.prune(model, loader, flops=options.flops, method=options.method, samples=options.samples)
+        _wait(device)
+        calls.append(time.perf_counter() - start)
+        stages.append(pruned.report.seconds)
+        peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+    plan = shearling.measure(model, loader, method=options.method, samples=options.samples)
+    start = time.perf_counter()
+    plan.prune(flops=options.flops - 0.1)
+    _wait(device)
+    budget = time.perf_counter() - start
+    result = {
+        "method": options.method,
+        "batch_size": options.batch_size,
+        "examples": pruned.report.examples,
+        "first": calls[0],
+        "later": min(calls[1:]),
+        "one_more_budget": budget,
+        "peak_gib": None if peak is None else peak / 2**30,
+        "stages_first": stages[0],
+        "stages_later": stages[-1],
+        "machine": describe_machine(device),
+    }
+    return result | (_yardsticks(model, options) if options.yardstick else {})
+
+
+def _yardsticks(model: Any, options: argparse.Namespace) -> dict[str, float]:
+    """One plain forward and backward over the examples, and the time that the products alone would take."""
+    from machine import loader_of
+
+    from shearling.engine.memory import cut_batches
+    from shearling.models.structure import structure_of
+    from shearling.sample.read import sample_of
+
+    device = next(model.parameters()).device
+    sample = sample_of(loader_of(options.examples, options.length, 256))
+    batches = cut_batches(sample, device, backward=True)
     model.train(False).requires_grad_(True)
+    _plain(model, batches[-1:], device)
+    plain = _plain(model, batches, device)
+    tokens = options.examples * (sample.mean_length or 0.0)
+    floors = floor_flops(structure_of(model), tokens, options.flops, options.examples)
+    return {"plain": plain, "tokens": tokens, "floor": floors[options.method] / matrix_rate(device)}
+
+
+def _plain(model: Any, batches: Any, device: Any) -> float:
     _wait(device)
     start = time.perf_counter()
-    for batch in sample:
-        here = batch.to(device)
-        model(**here.inputs, **here.labels).loss.backward()
+    for batch in batches:
+        model(**batch.inputs, **batch.labels).loss.backward()
         model.zero_grad(set_to_none=True)
     _wait(device)
     return time.perf_counter() - start
 
 
-def matrix_rate(device: torch.device) -> float:
+def matrix_rate(device: Any) -> float:
     """Floating-point operations per second of a large float32 product, TF32 where there is TF32."""
+    import torch
+
     torch.set_float32_matmul_precision("high")
     n = 8192 if device.type == "cuda" else 1536
     a, b = (torch.randn(n, n, device=device) for _ in range(2))
@@ -55,7 +112,7 @@ def matrix_rate(device: torch.device) -> float:
     return 5 * 2 * n**3 / (time.perf_counter() - start)
 
 
-def floor_flops(structure: Structure, tokens: int, ratio: float, examples: int) -> dict[str, float]:
+def floor_flops(structure: Any, tokens: float, ratio: float, examples: int) -> dict[str, float]:
     """What each method must multiply at least: passes over the layers, Gram matrices, Fisher blocks."""
     forward = 2.0 * tokens * sum(s.units * s.weights_per_unit for s in structure.sublayers)
     grams = 2.0 * tokens * sum((s.units * s.width) ** 2 for s in structure.sublayers)
@@ -68,77 +125,104 @@ def floor_flops(structure: Structure, tokens: int, ratio: float, examples: int) 
     }
 
 
-def _wait(device: torch.device) -> None:
+def _wait(device: Any) -> None:
+    import torch
+
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def run(options: argparse.Namespace) -> dict[str, Any]:
-    device = torch.device(options.device)
-    model = random_model(options.shapes).to(device)
-    batches = random_batches(options.examples, options.length, options.batch_size)
-    sample = bounded(sample_of(batches), device)
-    tokens = sum(int(b["attention_mask"].sum()) for b in batches)
-    structure = structure_of(model)
-    plain_seconds(model, sample.first(8))
-    plain = plain_seconds(model, sample)
-    rate = matrix_rate(device)
-    floors = floor_flops(structure, tokens, options.flops, options.examples)
-    results = {}
-    for method in options.methods.split(","):
-        if not options.cold:
-            shearling.prune(model, batches[:2], flops=options.flops, method=method)
-        _wait(device)
-        start = time.perf_counter()
-        pruned = shearling.prune(model, batches, flops=options.flops, method=method)
-        _wait(device)
-        seconds = time.perf_counter() - start
-        results[method] = {
-            "seconds": seconds,
-            "stages": pruned.report.seconds,
-            "over_plain": seconds / plain,
-            "floor_seconds": floors[method] / rate,
-            "floor_share": floors[method] / rate / seconds,
+def command_line(options: argparse.Namespace) -> dict[str, float]:
+    """Seconds of `shearling prune` on a directory and a file, and of importing and loading alone."""
+    from machine import model_folder
+
+    with tempfile.TemporaryDirectory() as place:
+        folder, data = model_folder(Path(place), "minilm", rows=2048)
+        bare = (
+            "import torch; from transformers import AutoModelForSequenceClassification as A, AutoTokenizer;"
+            f"m = A.from_pretrained({str(folder)!r}); AutoTokenizer.from_pretrained({str(folder)!r});"
+            f"m.to({options.device!r}); torch.cuda.is_available() and torch.cuda.synchronize()"
+        )
+        prune = ["-m", "shearling", "prune", str(folder), "--data", str(data), "--flops", "0.5", "--quiet"]
+        commands = {
+            "bare": ["-c", bare],
+            "prune": [*prune, "--device", options.device, "--out", str(Path(place) / "out")],
         }
-    return {
-        "shapes": options.shapes,
-        "examples": options.examples,
-        "tokens": tokens,
-        "flops": options.flops,
-        "plain_forward_backward_seconds": plain,
-        "matrix_rate_tflops": rate / 1e12,
-        "machine": describe_machine(device),
-        "methods": results,
-    }
+        found = {}
+        for name, command in commands.items():
+            start = time.perf_counter()
+            subprocess.run([sys.executable, *command], check=True)
+            found[name] = time.perf_counter() - start
+        return found | {"more": found["prune"] - found["bare"]}
 
 
-def show(result: dict[str, Any]) -> None:
-    print(
-        f"{result['shapes']}, {result['examples']} examples, {result['tokens']:,} tokens, {result['flops']:.0%} FLOPs, "
-        f"{result['machine']['device']}: plain forward+backward {result['plain_forward_backward_seconds']:.2f} s, "
-        f"matrix rate {result['matrix_rate_tflops']:.2f} TFLOP/s"
-    )
-    for method, r in result["methods"].items():
-        share = f"{r['over_plain']:5.2f}x plain  {r['floor_share']:.0%} is the floor"
-        stages = "  ".join(f"{name} {seconds:.2f}" for name, seconds in r["stages"].items())
-        print(f"  {method:<8} {r['seconds']:7.2f} s  {share}  ({stages})")
+def table(rows: list[dict[str, Any]]) -> str:
+    """Markdown: a line per method and batch size."""
+    lines = ["| method | batch size | first call | later calls | one more budget | peak |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        peak = "-" if row["peak_gib"] is None else f"{row['peak_gib']:.1f} GiB"
+        times = " | ".join(f"{row[name]:.2f} s" for name in ("first", "later", "one_more_budget"))
+        lines.append(f"| `{row['method']}` | {row['batch_size']:,} | {times} | {peak} |")
+    return "\n".join(lines)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Every row in a process of its own."""
+    rows = []
+    for method in options.methods.split(","):
+        for number, size in enumerate(map(int, options.batch_sizes.split(","))):
+            command = [
+                sys.executable, __file__, "--one", "--method", method, "--batch-size", str(size), "--shapes",
+                options.shapes, "--examples", str(options.examples), "--flops", str(options.flops), "--device",
+                options.device, "--samples", str(options.samples),
+            ]  # fmt: skip
+            command += ["--length", str(options.length)] if options.length else []
+            command += ["--yardstick"] if number == 0 else []
+            done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ)
+            rows.append(json.loads(done.stdout.splitlines()[-1]))
+            print(table(rows[-1:]).splitlines()[-1], flush=True)
+    settings = {name: getattr(options, name) for name in ("shapes", "examples", "length", "flops", "samples")}
+    result: dict[str, Any] = {"settings": settings, "machine": rows[0].get("machine"), "rows": rows}
+    if options.command_line:
+        result["command_line"] = command_line(options)
+    return result
 
 
 def main() -> None:
+    import torch
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shapes", default="bert-base", choices=("bert-base", "minilm"))
     parser.add_argument("--examples", type=int, default=2048)
-    parser.add_argument("--length", type=int, help="tokens of every example; GLUE-like lengths unless given")
-    parser.add_argument("--batch-size", type=int, help="examples; 1,024 on a GPU, 32 on a CPU")
+    parser.add_argument("--length", type=int, help="tokens of every example; GLUE-like lengths by default")
+    parser.add_argument("--batch-sizes", default="1,8,32,256,1024", help="of the DataLoader")
     parser.add_argument("--flops", type=float, default=0.6)
+    parser.add_argument("--samples", default="auto")
     parser.add_argument("--methods", default="paper,surgeon")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--cold", action="store_true", help="no warm-up run before the timed one")
+    parser.add_argument("--command-line", action="store_true", help="also time `shearling prune`")
     parser.add_argument("--out", type=Path, help="keep the JSON here")
+    for name, kind in (("--method", str), ("--batch-size", int)):
+        parser.add_argument(name, type=kind, help=argparse.SUPPRESS)
+    for name in ("--one", "--yardstick"):
+        parser.add_argument(name, action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.batch_size = options.batch_size or (1024 if options.device.startswith("cuda") else 32)
+    options.samples = int(options.samples) if options.samples != "auto" else "auto"
+    if options.one:
+        print(json.dumps(one(options)))
+        return
+    from machine import keep_json
+
     result = run(options)
-    show(result)
+    print(
+        f"\n{result['machine']['device']}, {options.shapes}, {options.examples:,} examples\n\n{table(result['rows'])}"
+    )
+    for row in result["rows"]:
+        if "plain" in row:
+            floor = f"{row['floor'] / row['later']:.0%} of a later call is the floor"
+            print(f"{row['method']}: {row['later'] / row['plain']:.2f} times a plain forward and backward; {floor}")
+    if "command_line" in result:
+        print("command line: " + ", ".join(f"{name} {value:.1f} s" for name, value in result["command_line"].items()))
     keep_json(result, options.out)
 
 

@@ -10,7 +10,7 @@ from shearling.costs import flops_limit
 from shearling.errors import CheckFailed
 from shearling.models.shrink import shrink
 from shearling.models.structure import Structure, structure_of
-from shearling.sample.sample import sample_of
+from shearling.sample.read import sample_of
 from shearling.verify import check_cut, self_check
 from tiny import batches_of, model_of
 

@@ -8,6 +8,9 @@ import torch
 import transformers
 from torch import Tensor
 
+from shearling.sample.batch import Batch
+from shearling.sample.read import sample_of
+
 SMALL = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -78,3 +81,14 @@ def batches_of(
 def inputs_of(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     """The batch without its labels."""
     return {k: v for k, v in batch.items() if k not in ("labels", "start_positions", "end_positions")}
+
+
+def as_run(batches: list[dict[str, Tensor]]) -> list[Batch]:
+    """The batches as a pass runs them, in the order and the sizes they are given in."""
+    sample, found, start = sample_of(batches), [], 0
+    for batch in batches:
+        size = len(next(iter(batch.values())))
+        part = sample._where(torch.arange(start, start + size))
+        found.append(part.groups[0].batch(torch.arange(size)))
+        start += size
+    return found

@@ -12,11 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shearling.engine.hooks import device_of, frozen
+from shearling.engine.hooks import device_of, frozen, run
 from shearling.errors import ConstraintError
 from shearling.models.structure import Structure
 from shearling.models.sublayer import Sublayer
-from shearling.sample.sample import Batch, Sample
+from shearling.sample.batch import Batch
+from shearling.sample.sample import Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -72,6 +73,35 @@ class Limit:
         return self.spent(counts) <= self.budget + SLACK * self.dense
 
 
+@dataclass(frozen=True)
+class Constraint:
+    """What the user asks for: ratios of the dense model's costs, all of which must hold."""
+
+    flops: float | None = None
+    params: float | None = None
+    latency: float | None = None
+
+    @classmethod
+    def of(cls, *, flops: object = None, params: object = None, latency: object = None) -> Constraint:
+        """The constraint as a caller gave it, checked."""
+        given = {"flops": flops, "params": params, "latency": latency}
+        ratios = {name: ratio_of(name, value) for name, value in given.items() if value is not None}
+        if not ratios:
+            raise ConstraintError(
+                "Give a constraint: flops=0.5, params=0.5 or latency=0.5 (--flops 0.5 ...), or several together."
+            )
+        return cls(**ratios)
+
+    def limits(self, structure: Structure, lengths: Sequence[float]) -> list[Limit]:
+        """FLOPs and parameters as tables of costs; a latency's own come from its table."""
+        limits = []
+        if self.flops is not None:
+            limits.append(flops_limit(structure, lengths, self.flops))
+        if self.params is not None:
+            limits.append(params_limit(structure, self.params))
+        return limits
+
+
 def ratio_of(name: str, value: object) -> float:
     """A constraint as the user gave it, checked."""
     try:
@@ -125,7 +155,7 @@ def parameters(model: nn.Module) -> int:
 def sequence_lengths(structure: Structure, sample: Sample) -> list[float]:
     """Per sublayer, the mean number of real tokens of an example; seen by running one."""
     seen: dict[int, torch.Size] = {}
-    batch = sample.batches[0].part(0, 1)
+    batch = sample.some(1)
     handles = []
     for number, stack in enumerate(structure.stacks):
 
@@ -135,16 +165,17 @@ def sequence_lengths(structure: Structure, sample: Sample) -> list[float]:
         handles.append(stack.sublayers[0][0].out.register_forward_pre_hook(hook))
     try:
         with frozen(structure.model), torch.inference_mode():
-            structure.model(**batch.to(device_of(structure.model)).inputs)
+            run(structure.model, batch.to(device_of(structure.model)))
     finally:
         for handle in handles:
             handle.remove()
     lengths: list[float] = []
     for number, stack in enumerate(structure.stacks):
         length = float(seen[number][1])
-        mask = batch.inputs.get(stack.mask_of(batch))
+        name = stack.mask_of(batch)
+        mask = batch.masks.get(name)
         if mask is not None and (mask.shape == seen[number] or stack.frames is not None):
-            length *= _mean_mask(sample, stack.mask_of(batch)) / mask.shape[1]  # a mask over samples counts frames
+            length *= sample.mean_total(name) / mask.shape[1]  # a mask over audio samples counts frames
         elif mask is None and _tokens(batch) == length:
             length = sample.mean_length or length
         lengths += [length] * sum(len(layer) for layer in stack.sublayers)
@@ -157,34 +188,27 @@ def _tokens(batch: Batch) -> int | None:
     return None if ids is None or ids.dim() != 2 else ids.shape[1]
 
 
-def _mean_mask(sample: Sample, name: str) -> float:
-    return sum(int(batch.inputs[name].sum()) for batch in sample) / sample.examples
-
-
-def whole_macs(model: PreTrainedModel, sample: Sample, length: float) -> int:
+def whole_macs(model: PreTrainedModel, batch: Batch, length: float) -> int:
     """Multiply-accumulates of the whole model for one example of about `length` tokens, counted by running it."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    example = _example_of_length(sample, round(length))
-    before = model.config._attn_implementation
-    try:
-        model.set_attn_implementation("eager")  # the counter does not see fused attention on the CPU
-        with frozen(model), torch.inference_mode(), FlopCounterMode(display=False) as counter:
-            model(**{k: v.to(device_of(model)) for k, v in example.items()})
-    finally:
-        model.set_attn_implementation(before)
+    example = _of_length(batch.pick(torch.tensor([0])).inputs, round(length))
+    here = {k: v.to(device_of(model)) for k, v in example.items()}
+    # The counter does not see fused attention on a CPU; as plain matrix products it does.
+    with frozen(model), torch.inference_mode(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(**here)
     return int(counter.get_total_flops()) // 2
 
 
-def _example_of_length(sample: Sample, length: int) -> dict[str, Tensor]:
-    """The first example, its tokens cut or repeated to a length where it has tokens."""
-    inputs = sample.batches[0].part(0, 1).inputs
+def _of_length(inputs: dict[str, Tensor], length: int) -> dict[str, Tensor]:
+    """An example with its tokens cut or repeated to a length, where it has tokens."""
     ids = inputs.get("input_ids")
     if ids is None or ids.dim() != 2:
         return inputs
     wide = ids.shape[1]
     index = torch.arange(max(length, 1)) % wide
-    result = {k: v[:, index] if v.dim() == 2 and v.shape[1] == wide else v for k, v in inputs.items()}
+    result = {k: v[:, index.to(v.device)] if v.dim() == 2 and v.shape[1] == wide else v for k, v in inputs.items()}
     if "attention_mask" in result:
         result["attention_mask"] = torch.ones_like(result["attention_mask"])
     return result

@@ -1,10 +1,10 @@
-"""The self-check before anything is saved: is the small model the one that was meant?"""
+"""Can this model be pruned on this sample, and is the small model the one that was meant?"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +12,55 @@ from torch import Tensor, nn
 
 from shearling.costs import Limit
 from shearling.engine.hooks import device_of, frozen, masked, run
-from shearling.errors import CheckFailed
+from shearling.engine.precision import kernels
+from shearling.errors import CheckFailed, DataError, ModelError
+from shearling.models.offloaded import with_all_weights
 from shearling.models.shrink import columns_of
-from shearling.models.structure import Structure
+from shearling.models.structure import Structure, structure_of
 from shearling.sample.sample import Sample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 EXAMPLES = 8
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.1}
+
+
+def prunable(model: PreTrainedModel) -> Structure:
+    """The model's structure, once it is clear that the model can be pruned."""
+    config = getattr(model, "config", None)
+    if config is None or not hasattr(config, "model_type"):
+        raise ModelError(f"Expected a transformers model, got {type(model).__name__}.")
+    if getattr(model, "is_quantized", False):
+        raise ModelError("The model is quantised; prune first and quantise the result.")
+    model = with_all_weights(model)
+    for name, parameter in model.named_parameters():
+        if parameter.device.type == "meta":
+            raise ModelError(f"'{name}' has no values (meta device); load the model's weights first.")
+        if parameter.device.type not in ("cpu", "cuda"):
+            raise ModelError(f"'{name}' is on {parameter.device.type}, which lacks float64; move the model to the cpu.")
+        if not torch.isfinite(parameter).all():
+            raise ModelError(f"'{name}' holds NaN or infinite values; the checkpoint is damaged or overflowed.")
+    structure = structure_of(model)
+    if not any(s.units for s in structure.sublayers):
+        raise ModelError("There is no unit left to prune in any layer of this model.")
+    return structure
+
+
+def check_tokens(model: PreTrainedModel, sample: Sample) -> None:
+    """Tokens that the model has no embedding for: torch would only say that an index is out of range."""
+    if "input_ids" not in sample.inputs:
+        return
+    try:
+        known = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    except NotImplementedError:  # a model of two towers need not say
+        known = None
+    largest = sample.largest_value("input_ids")
+    if known is not None and largest >= known:
+        raise DataError(
+            f"The sample holds the token {largest}, but the model's vocabulary has {known} (0 to {known - 1}); "
+            "use the tokenizer that belongs to the model."
+        )
 
 
 def self_check(
@@ -40,13 +82,13 @@ def self_check(
 
 def check_cut(teacher: Structure, student: Structure, kept: Sequence[Tensor], sample: Sample) -> float:
     """Right after the cut, before any repair: the small model must put out what the dense one does under its masks."""
-    batch = sample.batches[0].part(0, EXAMPLES)
+    batch = sample.some(EXAMPLES)
     masks = {
         s: torch.zeros(s.units).index_fill(0, units.cpu(), 1)
         for s, units in zip(teacher.sublayers, kept, strict=True)
         if s.units  # none were left by an earlier pruning: there is nothing to mask
     }
-    with frozen(teacher.model), frozen(student.model), torch.inference_mode():
+    with frozen(teacher.model), frozen(student.model), torch.inference_mode(), kernels("float32"):
         small = _values(run(student.model, batch.to(device_of(student.model))))
         with masked(list(masks), list(masks.values())):
             full = _values(run(teacher.model, batch.to(device_of(teacher.model))))
@@ -54,8 +96,8 @@ def check_cut(teacher: Structure, student: Structure, kept: Sequence[Tensor], sa
 
 
 def _compare(teacher: Structure, student: Structure, kept: Sequence[Tensor], sample: Sample) -> float:
-    batch = sample.batches[0].part(0, EXAMPLES)
-    with frozen(teacher.model), frozen(student.model), torch.inference_mode():
+    batch = sample.some(EXAMPLES)
+    with frozen(teacher.model), frozen(student.model), torch.inference_mode(), kernels("float32"):
         here = batch.to(device_of(student.model))
         small = _values(run(student.model, here))
         with ExitStack() as hooks:

@@ -7,12 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from shearling.engine.hooks import differentiable, flat, frozen, masked, run, split_call, watched
-from shearling.engine.memory import with_halving
-from shearling.engine.precision import EXACT_ROWS, add_product_, fast_matmul, half_precision, split_product
-from shearling.errors import ShearlingError
 from shearling.models.structure import structure_of
-from shearling.sample.sample import Sample, sample_of
-from tiny import batches_of, inputs_of, model_of
+from tiny import as_run, batches_of, inputs_of, model_of
 
 
 def hooks_of(model: nn.Module) -> int:
@@ -34,40 +30,6 @@ def test_frozen_puts_everything_back_even_after_an_error() -> None:
     assert [m.training for m in model.modules()] == modes
     assert [p.requires_grad for p in model.parameters()] == wanted
     assert model.config.use_cache is True
-
-
-def test_fast_matmul_puts_the_precision_back() -> None:
-    before = torch.get_float32_matmul_precision()
-    with pytest.raises(ZeroDivisionError), fast_matmul("tf32"):
-        raise ZeroDivisionError
-    assert torch.get_float32_matmul_precision() == before
-
-
-@pytest.mark.parametrize("rows", [7, EXACT_ROWS, 2 * EXACT_ROWS + 5])
-@pytest.mark.parametrize("columns", [16, 13])
-def test_products_of_bfloat16_parts_are_nearly_those_of_float32(rows: int, columns: int) -> None:
-    generator = torch.Generator().manual_seed(rows)
-    a, b = (torch.randn(rows, n, generator=generator) for n in (columns, 5))
-    for left, right in ((a, b), (a, a), (a.bfloat16(), b)):
-        found = split_product(left, right)[: left.shape[1], : right.shape[1]]
-        exact = left.double().T @ right.double()
-        size = left.double().abs().T @ right.double().abs()
-        assert ((found - exact).abs() / size).max() < 2**-15
-    half = a.bfloat16().float()  # what plain bfloat16 would lose is far more
-    assert ((half.T @ half - a.T @ a).abs() / (a.abs().T @ a.abs())).max() > 2**-15
-
-
-def test_sums_keep_the_precision_of_the_total() -> None:
-    a = torch.randn(50, 3)
-    total = torch.zeros(3, 3, dtype=torch.float64)
-    add_product_(total, a, a)
-    torch.testing.assert_close(total, a.double().T @ a.double(), rtol=1e-12, atol=1e-12)
-
-
-def test_half_precision_is_for_float32_on_a_gpu() -> None:
-    layer = nn.Linear(3, 3)
-    with half_precision(layer, "bfloat16"):
-        assert layer(torch.ones(1, 3)).dtype == torch.float32
 
 
 def test_masks_multiply_the_units_columns() -> None:
@@ -120,33 +82,12 @@ def test_hooks_are_gone_afterwards() -> None:
 def test_the_gradient_starts_at_the_first_layer() -> None:
     model = model_of("bert")
     structure = structure_of(model)
-    (batch,) = sample_of(batches_of(1))
+    (batch,) = as_run(batches_of(1))
     with frozen(model), differentiable(structure) as leaves:
         run(model, batch).logits.sum().backward(inputs=leaves)
     assert [tuple(leaf.shape) for leaf in leaves] == [(4, 12, 32)]
     assert leaves[0].grad is not None
     assert all(p.grad is None for p in model.parameters())
-
-
-def test_memory_that_runs_out_halves_the_batches() -> None:
-    sizes: list[int] = []
-
-    def stage(sample: Sample) -> int:
-        sizes.append(max(map(len, sample)))
-        if sizes[-1] > 2:
-            raise torch.OutOfMemoryError
-        return sample.examples
-
-    assert with_halving(stage, sample_of(batches_of(2, 8))) == 16
-    assert sizes == [8, 4, 2]
-
-
-def test_a_process_among_others_does_not_start_over_alone() -> None:
-    def stage(sample: Sample) -> int:
-        raise torch.OutOfMemoryError
-
-    with pytest.raises(ShearlingError, match=r"batches of 8.*--batch-size"):
-        with_halving(stage, sample_of(batches_of(2, 8)), alone=False)
 
 
 def test_flat_takes_the_real_tokens() -> None:

@@ -11,10 +11,10 @@ import transformers
 from torch import Tensor
 
 from shearling.engine.hooks import run
-from shearling.engine.losses import finite, is_regression, label_losses, sampled_losses
+from shearling.engine.losses import check_finite, is_regression, label_losses, sampled_losses
 from shearling.errors import DataError, ModelError
-from shearling.sample.sample import Batch, sample_of
-from tiny import batches_of, model_of
+from shearling.sample.batch import Batch
+from tiny import as_run, batches_of, model_of
 
 HEADS = {
     "classification": ("SequenceClassification", "class", {}),
@@ -40,7 +40,10 @@ def causal() -> tuple[Any, dict[str, Tensor]]:
 
 
 def one(batch: dict[str, Tensor], i: int) -> dict[str, Tensor]:
-    return {k: v[i : i + 1] for k, v in batch.items()}
+    """One example, without its padding."""
+    size = batch["input_ids"].shape
+    length = int(batch["attention_mask"][i].sum()) if "attention_mask" in batch else size[1]
+    return {k: v[i : i + 1, :length] if v.shape == size else v[i : i + 1] for k, v in batch.items()}
 
 
 def own_losses(model: Any, batch: dict[str, Tensor]) -> Tensor:
@@ -49,7 +52,7 @@ def own_losses(model: Any, batch: dict[str, Tensor]) -> Tensor:
 
 
 def ours(model: Any, batch: dict[str, Tensor]) -> Tensor:
-    (b,) = sample_of([batch])
+    (b,) = as_run([batch])
     with torch.no_grad():
         return label_losses(model, run(model, b), b).float()
 
@@ -123,16 +126,16 @@ def test_missing_labels_are_named() -> None:
 def test_a_loss_that_is_not_a_number_names_its_example() -> None:
     batch = Batch({}, {}, torch.tensor([10, 11, 12]))
     with pytest.raises(ModelError, match="example 11 is nan"):
-        finite(torch.tensor([0.0, float("nan"), 1.0]), batch)
+        check_finite([torch.tensor([0.0, float("nan"), 1.0])], [batch])
     losses = torch.ones(3)
-    assert finite(losses, batch) is losses
+    check_finite([losses], [batch])
 
 
 @every_head
 @pytest.mark.parametrize("size", [1, 3])
 def test_draws_depend_on_the_seed_and_the_example_alone(head: str, size: int) -> None:
     model, batch = head_and_batch(head, size=6)
-    (whole,) = sample_of([batch])
+    (whole,) = as_run([batch])
 
     def losses(part: Batch, seed: int) -> Tensor:
         with torch.no_grad():
@@ -156,7 +159,7 @@ def test_draws_do_not_see_the_padding() -> None:
         short = {k: batch[k] for k in longer}
         values = []
         for inputs in (short, longer):
-            (b,) = sample_of([inputs])
+            (b,) = as_run([inputs])
             with torch.no_grad():
                 values.append(sampled_losses(model, run(model, b), b, 0))
         torch.testing.assert_close(*values, rtol=1e-5, atol=1e-6)
@@ -205,7 +208,7 @@ def test_the_fisher_of_sampled_losses_is_that_of_the_softmax() -> None:
 
 def test_real_valued_outputs_meet_random_signs() -> None:
     model, batch = head_and_batch("regression")
-    (b,) = sample_of([batch])
+    (b,) = as_run([batch])
     with torch.no_grad():
         outputs = run(model, b)
         losses = sampled_losses(model, outputs, b, 0)
@@ -214,7 +217,7 @@ def test_real_valued_outputs_meet_random_signs() -> None:
 
 def test_an_embedding_is_the_mean_over_real_tokens() -> None:
     model = model_of("bert", "").double()
-    (b,) = sample_of(batches_of(1, 4))
+    (b,) = as_run(batches_of(1, 4))
     with torch.no_grad():
         outputs = run(model, b)
         losses = sampled_losses(model, outputs, b, 0)

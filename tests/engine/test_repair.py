@@ -1,4 +1,4 @@
-"""Walking layer by layer sees what full forward passes see."""
+"""Repairing layer by layer sees what full forward passes see."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from families import tiny_batches, tiny_model
 from shearling.engine.moments import Moments
 from shearling.engine.precision import Precision
 from shearling.engine.progress import Stages
-from shearling.engine.repair import walk
+from shearling.engine.repair import repair_layers
 from shearling.methods import Surgeon
 from shearling.models.shrink import shrink
 from shearling.models.structure import Structure, structure_of
 from shearling.models.sublayer import Sublayer
-from shearling.sample.sample import Sample, sample_of
-from tiny import batches_of, model_of
+from shearling.sample.batch import Batch
+from tiny import as_run, batches_of, model_of
 
 
 def probe(model: nn.Module, sublayer: Sublayer, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -43,17 +43,19 @@ def probe(model: nn.Module, sublayer: Sublayer, inputs: dict[str, Tensor]) -> tu
     return seen["x"], seen["h"], seen["o"]
 
 
-def expected_moments(teacher: Structure, student: Structure, number: int, sample: Sample) -> tuple[Moments, Moments]:
+def expected_moments(
+    teacher: Structure, student: Structure, number: int, sample: list[Batch]
+) -> tuple[Moments, Moments]:
     """From whole forward passes of both models, one example at a time, padding cut off."""
-    above, below = teacher.sublayers[number], student.sublayers[number]
-    n, out = below.weight.shape[1], below.weight.shape[0]
-    fit, held_out = (Moments.zeros(n, out, below.weight) for _ in range(2))
+    dense, pruned = teacher.sublayers[number], student.sublayers[number]
+    n, out = pruned.weight.shape[1], pruned.weight.shape[0]
+    fit, held_out = (Moments.zeros(n, out, pruned.weight) for _ in range(2))
     for batch in sample:
         for i in range(len(batch)):
-            example = batch.part(i, i + 1)
+            example = batch.pick(torch.tensor([i]))
             length = int(example.inputs["attention_mask"].sum())
-            x_t, _, o_t = probe(teacher.model, above, example.inputs)
-            x_s, h_s, _ = probe(student.model, below, example.inputs)
+            x_t, _, o_t = probe(teacher.model, dense, example.inputs)
+            x_s, h_s, _ = probe(student.model, pruned, example.inputs)
             moments = held_out if int(example.indices) % 8 == 7 else fit
             moments.add(h_s[0, :length], (o_t + x_t - x_s)[0, :length])
     return fit, held_out
@@ -71,7 +73,7 @@ def test_moments_are_those_of_full_forward_passes(family: str, attention: str) -
     teacher = structure_of(model)
     kept = [torch.arange(0, s.units, 2) for s in teacher.sublayers]
     student = structure_of(shrink(model, kept))
-    sample = sample_of(batches_of(2, 5))
+    sample = as_run(batches_of(2, 5))
     numbers: list[int] = []
 
     def repair(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
@@ -83,7 +85,7 @@ def test_moments_are_those_of_full_forward_passes(family: str, attention: str) -
         sublayer.write(sublayer.weight * 1.1, sublayer.bias)  # what follows must see the repaired sublayer
         return True
 
-    walk(teacher, student, sample, repair)
+    repair_layers(teacher, student, sample, repair)
     assert numbers == [0, 1, 2, 3]
 
 
@@ -95,7 +97,7 @@ def test_what_is_finished_is_not_run_again(family: str, attention: str, monkeypa
     teacher = structure_of(model)
     kept = [torch.arange(0, s.units, 2) for s in teacher.sublayers]
     batches = [{k: v.double() if v.is_floating_point() else v for k, v in b.items()} for b in tiny_batches(family)]
-    sample = sample_of(batches)
+    sample = as_run(batches)
 
     def repaired() -> tuple[list[Tensor], int]:
         student = structure_of(shrink(model, kept))
@@ -135,7 +137,7 @@ def test_half_precision_suits_the_families(family: str, monkeypatch: pytest.Monk
     assert found == pytest.approx(expected, rel=0.5)  # as far off as float32 is; noise would be far more
 
 
-def surgeon_repair(teacher: Structure, student: Structure, sample: Sample) -> list[Tensor]:
+def surgeon_repair(teacher: Structure, student: Structure, sample: list[Batch]) -> list[Tensor]:
     Surgeon().repair(teacher, student, sample, stages=Stages())
     return [p.detach() for p in student.model.parameters()]
 
@@ -144,7 +146,7 @@ def test_a_module_gives_what_it_gave_before() -> None:
     module = nn.Linear(2, 2)
     module.forward = lambda x: x + 1  # as accelerate does, to move what goes in
     own = module.forward
-    with pytest.raises(ZeroDivisionError), shearling.engine.layerwise.giving(module, "before"):  # noqa: PT012
+    with pytest.raises(ZeroDivisionError), shearling.engine.layerwise.returning(module, "before"):  # noqa: PT012
         assert module(torch.ones(2)) == "before"
         raise ZeroDivisionError
     assert module.forward is own
@@ -159,25 +161,33 @@ def test_it_stops_when_a_repair_says_so() -> None:
         seen.append(sublayer.name)
         return len(seen) < 2
 
-    walk(structure_of(model), student, sample_of(batches_of(1)), repair)
+    repair_layers(structure_of(model), student, as_run(batches_of(1)), repair)
     assert seen == ["heads of layer 0", "filters of layer 0"]
 
 
-def test_an_unpruned_student_has_nothing_to_repair() -> None:
-    """With teacher and student equal, y is the projection's own output: the error is zero at every sublayer."""
+def test_sublayers_before_the_first_cut_are_passed_over() -> None:
+    """They lost nothing and see no error; what follows is repaired as if they had been looked at."""
     model = model_of("bert").double()
-    teacher, student = (
-        structure_of(model),
-        structure_of(shrink(model, [torch.arange(s.units) for s in structure_of(model).sublayers])),
-    )
-    errors: list[float] = []
+    teacher = structure_of(model)
+    kept = [torch.arange(s.units if number < 2 else s.units // 2) for number, s in enumerate(teacher.sublayers)]
+    seen: list[str] = []
 
     def repair(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
-        errors.append((fit + held_out).error(sublayer.weight, sublayer.bias))
+        seen.append(sublayer.name)
+        number = len(seen) + 1
+        for found, expected in zip((fit, held_out), expected_moments(teacher, student, number, batches), strict=True):
+            close(found, expected)
         return True
 
-    walk(teacher, student, sample_of(batches_of(2)), repair)
-    assert max(errors) < 1e-12
+    student, batches = structure_of(shrink(model, kept)), as_run(batches_of(2, 5))
+    repair_layers(teacher, student, batches, repair)
+    assert seen == ["heads of layer 1", "filters of layer 1"]
+
+
+def test_an_undamaged_student_is_not_repaired() -> None:
+    model = model_of("bert")
+    student = structure_of(shrink(model, [torch.arange(s.units) for s in structure_of(model).sublayers]))
+    repair_layers(structure_of(model), student, as_run(batches_of(2)), lambda *_: pytest.fail("repaired"))
 
 
 def test_hooks_are_gone_after_an_error() -> None:
@@ -188,7 +198,7 @@ def test_hooks_are_gone_after_an_error() -> None:
         raise RuntimeError("middle")
 
     with pytest.raises(RuntimeError, match="middle"):
-        walk(structure_of(model), structure_of(student), sample_of(batches_of(1)), repair)
+        repair_layers(structure_of(model), structure_of(student), as_run(batches_of(1)), repair)
     for m in (*model.modules(), *student.modules()):
         assert not m._forward_hooks
         assert not m._forward_pre_hooks

@@ -19,13 +19,14 @@ from families import DECODERS, FAMILIES, outputs_of, tiny_batches, tiny_model
 from shearling.checkpoint.save import MODELING, _auto_map, _modeling_file
 from shearling.costs import count_macs, count_params, parameters, sequence_lengths
 from shearling.engine.hooks import frozen, masked
-from shearling.engine.layerwise import Lane, Shelf, enter, probe
+from shearling.engine.layerwise import HiddenStates, LayerwiseRun, run_layer, start_run
 from shearling.models.shrink import shrink
 from shearling.models.structure import structure_of
 from shearling.models.table import ROWS
 from shearling.paper.fisher import mask_gradients
-from shearling.sample.sample import sample_of
+from shearling.sample.read import sample_of
 from shearling.surgeon.measure import measure
+from tiny import as_run
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
 ALL = tuple(range(16))
@@ -144,11 +145,13 @@ def test_costs_by_formula_equal_costs_by_running(family: str) -> None:
 @every_family
 def test_statistics_are_finite_and_count_real_tokens(family: str) -> None:
     structure, sample = structure_of(tiny_model(family)), sample_of(tiny_batches(family))
-    for sublayer, gradients in zip(structure.sublayers, mask_gradients(structure, sample, labels=False), strict=True):
+    for sublayer, gradients in zip(
+        structure.sublayers, mask_gradients(structure, as_run(tiny_batches(family)), labels=False), strict=True
+    ):
         assert gradients.shape == (sample.examples, sublayer.units)
         assert gradients.isfinite().all(), sublayer.name
         assert gradients.abs().sum() > 0, sublayer.name
-    for sublayer, curvature in zip(structure.sublayers, measure(structure, sample), strict=True):
+    for sublayer, curvature in zip(structure.sublayers, measure(structure, as_run(tiny_batches(family))), strict=True):
         for factor in (curvature.A, curvature.G):
             assert factor.isfinite().all(), sublayer.name
             assert factor.abs().sum() > 0, sublayer.name
@@ -157,21 +160,21 @@ def test_statistics_are_finite_and_count_real_tokens(family: str) -> None:
 @every_family
 def test_what_repairs_aim_at_is_the_teacher(family: str) -> None:
     """Were a sublayer of a student with damaged inputs to put out o_T + x_T - x_S, its layer would be the teacher's."""
-    model, batch = tiny_model(family), sample_of(tiny_batches(family, 1)).batches[0]
+    model, batch = tiny_model(family), as_run(tiny_batches(family, 1))[0]
     structure = structure_of(model)
     with frozen(model), torch.inference_mode():
         for stack in structure.stacks:
-            teacher = enter(model, stack, [batch], "float32")
+            teacher = start_run(model, stack, [batch], "float32")
             for depth in range(len(stack.layers)):
                 damaged = teacher.hidden[0] + 0.1 * torch.randn_like(teacher.hidden[0])
                 for part, sublayer in enumerate(stack.sublayers[depth]):
-                    student = Lane(Shelf([damaged]), teacher.calls, "float32")
-                    above, below = (probe(stack, depth, part, lane, 0, "end") for lane in (teacher, student))
+                    student = LayerwiseRun(HiddenStates([damaged]), teacher.calls, "float32")
+                    above, below = (run_layer(stack, depth, part, lane, 0, "end") for lane in (teacher, student))
                     assert not same(below.hidden, above.hidden, 1e-3)
                     assert same(sublayer.weight @ above.h.mT, above.o.mT - _column(sublayer.bias), 1e-4)
                     y = above.o + above.x - below.x
                     handle = sublayer.out.register_forward_hook(lambda module, args, out, y=y: y.view_as(out))
-                    repaired = probe(stack, depth, part, student, 0, "end").hidden
+                    repaired = run_layer(stack, depth, part, student, 0, "end").hidden
                     handle.remove()
                     assert same(repaired, above.hidden, 1e-4), sublayer.name
                 teacher.hidden[0] = above.hidden

@@ -12,8 +12,7 @@ from shearling.engine.hooks import masked
 from shearling.models.structure import structure_of
 from shearling.paper.fisher import block, diagonal, mask_gradients
 from shearling.paper.importance import importances
-from shearling.sample.sample import sample_of
-from tiny import batches_of, model_of
+from tiny import as_run, batches_of, model_of
 
 HEADS = {
     "classification": ("SequenceClassification", "class", {}),
@@ -31,10 +30,16 @@ def loop_over_examples(model: Any, batches: list[dict[str, Tensor]]) -> list[Ten
         for i in range(len(batch["input_ids"])):
             masks = [torch.ones(s.units, dtype=torch.float64, requires_grad=True) for s in structure.sublayers]
             with masked(structure.sublayers, masks):
-                loss = model(**{k: v[i : i + 1] for k, v in batch.items()}).loss
+                loss = model(**unpadded(batch, i)).loss
             for row, gradient in zip(rows, torch.autograd.grad(loss, masks), strict=True):
                 row.append(gradient)
     return [torch.stack(row) for row in rows]
+
+
+def unpadded(batch: dict[str, Tensor], i: int) -> dict[str, Tensor]:
+    """One example without its padding."""
+    length = int(batch["attention_mask"][i].sum())
+    return {k: v[i : i + 1, :length] if v.dim() == 2 else v[i : i + 1] for k, v in batch.items()}
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -43,7 +48,7 @@ def test_equals_a_loop_over_single_examples(head: str, family: str) -> None:
     kind, labels, changes = HEADS[head]
     model = model_of(family, kind, **changes).double()
     batches = batches_of(2, 3, labels=labels)
-    found = mask_gradients(structure_of(model), sample_of(batches))
+    found = mask_gradients(structure_of(model), as_run(batches))
     for ours, loop in zip(found, loop_over_examples(model, batches), strict=True):
         torch.testing.assert_close(ours, loop, rtol=1e-5, atol=1e-8)  # losses are worked out in single precision
         torch.testing.assert_close(diagonal(ours), loop.square().mean(0), rtol=1e-4, atol=1e-10)
@@ -59,7 +64,7 @@ def test_equals_the_gradient_of_one_mask_an_example() -> None:
     with masked(structure.sublayers, masks):
         loss = model(**batch).loss * 5  # the model's loss is the mean
     expected = torch.autograd.grad(loss, masks)
-    for ours, theirs in zip(mask_gradients(structure, sample_of([batch])), expected, strict=True):
+    for ours, theirs in zip(mask_gradients(structure, as_run([batch])), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-8)
 
 
@@ -69,8 +74,8 @@ def test_does_not_depend_on_the_batch_size(size: int) -> None:
     whole = {k: torch.cat([b[k] for b in batches_of(3, 4)]) for k in ("input_ids", "attention_mask", "labels")}
     batches = [{k: v[i : i + size] for k, v in whole.items()} for i in range(0, 12, size)]
     for labels in (True, False):
-        found = mask_gradients(structure_of(model), sample_of(batches), labels=labels)
-        expected = mask_gradients(structure_of(model), sample_of([whole]), labels=labels)
+        found = mask_gradients(structure_of(model), as_run(batches), labels=labels)
+        expected = mask_gradients(structure_of(model), as_run([whole]), labels=labels)
         for a, b in zip(found, expected, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-8)
 
@@ -78,7 +83,7 @@ def test_does_not_depend_on_the_batch_size(size: int) -> None:
 def test_leaves_the_model_as_it_was() -> None:
     model = model_of("bert").train()
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    mask_gradients(structure_of(model), sample_of(batches_of(1)))
+    mask_gradients(structure_of(model), as_run(batches_of(1)))
     assert model.training
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
@@ -87,7 +92,7 @@ def test_leaves_the_model_as_it_was() -> None:
 def test_the_baselines() -> None:
     model = model_of("bert").double()
     structure = structure_of(model)
-    gradients = mask_gradients(structure, sample_of(batches_of(2, 4)))
+    gradients = mask_gradients(structure, as_run(batches_of(2, 4)))
     fisher = importances("fisher", structure.sublayers, gradients, 0)
     gradient = importances("gradient", structure.sublayers, gradients, 0)
     for f, g, rows in zip(fisher, gradient, gradients, strict=True):

@@ -12,9 +12,9 @@ from shearling.engine.hooks import run
 from shearling.engine.losses import label_losses, sampled_losses
 from shearling.errors import DataError
 from shearling.models.structure import structure_of
-from shearling.sample.sample import Sample, sample_of
+from shearling.sample.batch import Batch
 from shearling.surgeon.measure import measure
-from tiny import batches_of, model_of
+from tiny import as_run, batches_of, model_of
 
 HEADS = {
     "classification": ("SequenceClassification", "class", {}),
@@ -26,14 +26,14 @@ HEADS = {
 }
 
 
-def reference(model: Any, sample: Sample, *, labels: bool) -> list[tuple[Tensor, Tensor]]:
+def reference(model: Any, sample: list[Batch], *, labels: bool) -> list[tuple[Tensor, Tensor]]:
     """Every example on its own, without its padding; gradients of every output by autograd.grad."""
     structure = structure_of(model)
     sums: list[list[Tensor]] = [[torch.zeros(()), torch.zeros(())] for _ in structure.sublayers]
     tokens = 0
     for batch in sample:
         for i in range(len(batch)):
-            example = batch.part(i, i + 1)
+            example = batch.pick(torch.tensor([i]))
             length = int(example.inputs["attention_mask"].sum())
             tokens += length
             inputs, outputs, handles = [], [], []
@@ -57,7 +57,7 @@ def reference(model: Any, sample: Sample, *, labels: bool) -> list[tuple[Tensor,
 def test_equals_a_loop_over_single_examples(head: str) -> None:
     kind, label, changes = HEADS[head]
     model = model_of("bert", kind, **changes).double()
-    sample = sample_of(batches_of(2, 3, labels=label))
+    sample = as_run(batches_of(2, 3, labels=label))
     for labels in (False, True) if label != "none" else (False,):
         found = measure(structure_of(model), sample, seed=7, labels=labels)
         for c, (A, G) in zip(found, reference(model, sample, labels=labels), strict=True):
@@ -67,7 +67,7 @@ def test_equals_a_loop_over_single_examples(head: str) -> None:
 
 def test_labels_that_are_not_there_are_asked_for() -> None:
     with pytest.raises(DataError, match="needs labels"):
-        measure(structure_of(model_of("bert")), sample_of(batches_of(1, labels="none")), labels=True)
+        measure(structure_of(model_of("bert")), as_run(batches_of(1, labels="none")), labels=True)
 
 
 def test_the_sum_is_of_the_models_own_precision_or_better() -> None:
@@ -76,5 +76,5 @@ def test_the_sum_is_of_the_models_own_precision_or_better() -> None:
         (torch.float32, torch.float32),
         (torch.bfloat16, torch.float32),
     ):
-        found = measure(structure_of(model_of("bert").to(dtype)), sample_of(batches_of(1)))
+        found = measure(structure_of(model_of("bert").to(dtype)), as_run(batches_of(1)))
         assert {c.A.dtype for c in found} == {c.G.dtype for c in found} == {expected}

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from shearling.errors import InputError
-from shearling.sample.sample import IGNORED
+from shearling.sample.batch import IGNORED
 
 Batch = dict[str, torch.Tensor]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shearling.data.rows import Rows
 from shearling.data.tasks import Task
 from shearling.errors import DataError
-from shearling.sample.sample import IGNORED
+from shearling.sample.batch import IGNORED
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

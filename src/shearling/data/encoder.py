@@ -23,7 +23,7 @@ from shearling.data.squad import make_windows, read_answers, span_labels
 from shearling.data.tasks import Kind, Task, find_task
 from shearling.errors import DataError, InputError, ModelError
 from shearling.models.positions import positions_of
-from shearling.sample.sample import IGNORED
+from shearling.sample.batch import IGNORED
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase

@@ -9,7 +9,7 @@ import numpy as np
 
 from shearling.data.batches import Tokenized
 from shearling.errors import DataError
-from shearling.sample.sample import IGNORED
+from shearling.sample.batch import IGNORED
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase

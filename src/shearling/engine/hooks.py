@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from shearling.engine.precision import Precision, half_precision
 from shearling.models.structure import Structure
 from shearling.models.sublayer import Sublayer
-from shearling.sample.sample import Batch
+from shearling.sample.batch import Batch
 
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no parameter gradients, no KV cache; everything as it was on the way out, come what may."""
+    """Evaluation mode, no parameter gradients, no KV cache; everything is restored on the way out."""
     training = {module: module.training for module in model.modules()}
     wanted = {parameter: parameter.requires_grad for parameter in model.parameters()}
     configs: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]

@@ -1,7 +1,7 @@
-"""One model's way through a stack of layers: what enters each layer, how it is called, and what passes by inside.
+"""Run a model one layer at a time and capture tensors at a given point.
 
-At every moment only one layer's inputs are held. A layer can be run again up to a point of interest; of what happens
-inside only the output of its attention is kept, so that it need not run again for the sublayers that follow.
+Only the hidden states before the current layer are held. A layer can be run up to a point of interest and stopped
+there; the output of its attention is kept, so that the attention need not run again for the FFN.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from shearling.engine.hooks import by_example, run, split_call
+from shearling.engine.memory import free_bytes
 from shearling.engine.precision import Precision, half_precision
 from shearling.models.structure import Stack
-from shearling.sample.sample import Batch
+from shearling.sample.batch import Batch
 
-Point = Literal["in", "h", "out", "end"]  # how far a layer is run: into the units, to h, through the output, all of it
+# How far a layer is run: to the input of the units, to h, through the output projection, or to its end.
+Point = Literal["in", "h", "out", "end"]
 
 
 class _Stop(BaseException):
@@ -27,13 +29,14 @@ class _Stop(BaseException):
 
 
 @dataclass
-class _Call:
-    """How one batch enters one layer, apart from the hidden states."""
+class LayerCall:
+    """The arguments of one layer for one batch, hidden states left out."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def same_as(self, other: _Call) -> bool:
+    def same_as(self, other: LayerCall) -> bool:
+        """Whether both layers are called with the same arguments."""
         mine = [*self.args, *sorted(self.kwargs.items(), key=lambda kv: kv[0])]
         theirs = [*other.args, *sorted(other.kwargs.items(), key=lambda kv: kv[0])]
         return len(mine) == len(theirs) and all(_same(a, b) for a, b in zip(mine, theirs, strict=True))
@@ -45,11 +48,11 @@ def _same(a: Any, b: Any) -> bool:
     return a is b or (isinstance(a, (str, int, float)) and isinstance(b, (str, int, float)) and a == b)
 
 
-class Shelf:
-    """One [B, S, D] a batch; on the host where the device has no room for all of them."""
+class HiddenStates:
+    """The hidden states [B, S, D] of every batch; on the host where the device has no room for all of them."""
 
-    def __init__(self, tensors: Iterable[Tensor] = (), *, spilled: bool = False) -> None:
-        self.spilled = spilled
+    def __init__(self, tensors: Iterable[Tensor] = (), *, on_host: bool = False) -> None:
+        self.on_host = on_host
         self._tensors: list[Tensor] = []
         self._devices: list[torch.device] = []
         for tensor in tensors:
@@ -62,45 +65,43 @@ class Shelf:
         return self._tensors[index].to(self._devices[index], non_blocking=True)
 
     def __setitem__(self, index: int, tensor: Tensor) -> None:
-        self._tensors[index], self._devices[index] = self._kept(tensor), tensor.device
+        self._tensors[index], self._devices[index] = self._stored(tensor), tensor.device
 
     def append(self, tensor: Tensor) -> None:
-        self._tensors.append(self._kept(tensor))
+        """Add those of one more batch."""
+        self._tensors.append(self._stored(tensor))
         self._devices.append(tensor.device)
 
-    def copy(self) -> Shelf:
-        """The same tensors on a shelf of their own."""
-        return Shelf((self[i] for i in range(len(self))), spilled=self.spilled)
+    def copy(self) -> HiddenStates:
+        """The same tensors, replaceable on their own."""
+        return HiddenStates((self[i] for i in range(len(self))), on_host=self.on_host)
 
-    def _kept(self, tensor: Tensor) -> Tensor:
-        return tensor.cpu() if self.spilled else tensor
-
-
-def _no_room(batches: Sequence[Batch], hidden: Tensor) -> bool:
-    """Whether two lanes of hidden states, and as much inside a layer, would fill more than half of what is free."""
-    if hidden.device.type != "cuda":
-        return False
-    rows = sum(len(batch) for batch in batches) / hidden.shape[0]
-    return 4 * rows * hidden.numel() * hidden.element_size() > torch.cuda.mem_get_info(hidden.device)[0] / 2
+    def _stored(self, tensor: Tensor) -> Tensor:
+        return tensor.cpu() if self.on_host else tensor
 
 
 @dataclass
-class Lane:
-    """One model's way through one stack: the hidden states before the current layer, and how to call each layer."""
+class LayerwiseRun:
+    """One model on its way through one stack: the hidden states before the current layer, and how layers are called.
 
-    hidden: Shelf
-    calls: list[list[_Call]]  # [batch][layer]; a single entry serves all layers
+    calls     [batch][layer]; a single entry serves all layers
+    finished  [part, batch]: what the core of a sublayer gave, where the layer is run again for a later sublayer
+    """
+
+    hidden: HiddenStates
+    calls: list[list[LayerCall]]
     precision: Precision
-    finished: dict[tuple[int, int], Any] = field(default_factory=dict)  # [part, batch]: what the part's core gave
+    finished: dict[tuple[int, int], Any] = field(default_factory=dict)
 
-    def call(self, batch: int, layer: int) -> _Call:
+    def call(self, batch: int, layer: int) -> LayerCall:
+        """How a layer is called for a batch."""
         calls = self.calls[batch]
         return calls[layer] if len(calls) > 1 else calls[0]
 
 
 @dataclass
-class Seen:
-    """What one run of a layer showed of one sublayer, all [B, S, ...]."""
+class Captured:
+    """The tensors of one sublayer in one run of its layer, all [B, S, ...]."""
 
     z: Tensor | None = None  # input of the projections into the units
     x: Tensor | None = None  # residual input, over the scale of the output if there is one
@@ -109,55 +110,55 @@ class Seen:
     hidden: Tensor | None = None  # output of the layer
 
 
-def probe(stack: Stack, depth: int, part: int, lane: Lane, batch: int, upto: Point) -> Seen:
-    """Run one layer for one batch up to a point, and tell what passed by. What is finished is not run again."""
+def run_layer(stack: Stack, depth: int, part: int, run: LayerwiseRun, batch: int, upto: Point) -> Captured:
+    """Run one layer for one batch up to a point, and capture a sublayer's tensors; finished cores do not run again."""
     sublayers = stack.sublayers[depth]
     sublayer = sublayers[part]
     scale = sublayer.scale
-    seen = Seen()
-    entering = lane.hidden[batch]
+    captured = Captured()
+    entering = run.hidden[batch]
     examples = len(entering)
 
     def on_residual(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = by_example(split_call(args, kwargs)[0], examples)
-        seen.x = x if scale is None else x / scale
+        captured.x = x if scale is None else x / scale
 
     def on_z(module: nn.Module, args: tuple[Any, ...]) -> None:
-        seen.z = by_example(args[0], examples)
+        captured.z = by_example(args[0], examples)
         if upto == "in":
             raise _Stop
 
     def on_h(module: nn.Module, args: tuple[Any, ...]) -> None:
-        seen.h = by_example(args[0], examples)
+        captured.h = by_example(args[0], examples)
         if upto == "h":
             raise _Stop
 
     def on_o(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        seen.o = by_example(output, examples)
+        captured.o = by_example(output, examples)
         if upto == "out" and not sublayer.out_in_core:
             raise _Stop
 
     def on_core(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        if part < len(sublayers) - 1 and _is_one_tensor(output) and not lane.hidden.spilled:
-            lane.finished[part, batch] = output
+        if part < len(sublayers) - 1 and _is_one_tensor(output) and not run.hidden.on_host:
+            run.finished[part, batch] = output
         if upto == "out" and sublayer.out_in_core:
             raise _Stop
 
     with ExitStack() as hooks:
         for number in range(part):
-            if (number, batch) in lane.finished:
-                hooks.enter_context(giving(sublayers[number].core, lane.finished[number, batch]))
+            if (number, batch) in run.finished:
+                hooks.enter_context(returning(sublayers[number].core, run.finished[number, batch]))
         hooks.callback(sublayer.residual.register_forward_pre_hook(on_residual, with_kwargs=True).remove)
         if sublayer.inputs:
             hooks.callback(sublayer.inputs[0].module.register_forward_pre_hook(on_z).remove)
         hooks.callback(sublayer.out.register_forward_pre_hook(on_h).remove)
         hooks.callback(sublayer.out.register_forward_hook(on_o).remove)
         hooks.callback(sublayer.core.register_forward_hook(on_core).remove)
-        hooks.enter_context(half_precision(stack.layers[depth], lane.precision))
-        call = lane.call(batch, depth)
+        hooks.enter_context(half_precision(stack.layers[depth], run.precision))
+        call = run.call(batch, depth)
         out = _until_stopped(stack.layers[depth], entering, *call.args, **call.kwargs)
-    seen.hidden = out[0] if isinstance(out, tuple) else out
-    return seen
+    captured.hidden = out[0] if isinstance(out, tuple) else out
+    return captured
 
 
 def _is_one_tensor(output: Any) -> bool:
@@ -167,9 +168,9 @@ def _is_one_tensor(output: Any) -> bool:
 
 
 @contextmanager
-def giving(module: nn.Module, output: Any) -> Iterator[None]:
-    """The module gives what it gave before, whatever it is called with."""
-    before = vars(module).get("forward")  # where somebody put one over that of the class
+def returning(module: nn.Module, output: Any) -> Iterator[None]:
+    """The module returns this output, whatever it is called with."""
+    before = vars(module).get("forward")  # a forward of the instance, over that of its class
     module.forward = lambda *args, **kwargs: output
     try:
         yield
@@ -179,34 +180,45 @@ def giving(module: nn.Module, output: Any) -> Iterator[None]:
             module.forward = before
 
 
-def enter(model: nn.Module, stack: Stack, batches: Sequence[Batch], precision: Precision) -> Lane:
-    """Record what reaches the layers. Once a full pass shows that all are called alike, one call per batch will do."""
-    lane = Lane(Shelf(), [], precision)
+def start_run(model: nn.Module, stack: Stack, batches: Sequence[Batch], precision: Precision) -> LayerwiseRun:
+    """Capture what enters a stack. Once a full pass shows that layers are called alike, one call a batch will do."""
+    started = LayerwiseRun(HiddenStates(), [], precision)
     alike = False
     for batch in batches:
-        hidden, calls = _record(model, stack, batch, precision, first_only=alike)
+        hidden, calls = _record_calls(model, stack, batch, precision, first_only=alike)
         if not alike and all(call.same_as(calls[0]) for call in calls):
             alike = True
             calls = calls[:1]
-        if not len(lane.hidden) and _no_room(batches, hidden):
-            lane.hidden.spilled = True
-        lane.hidden.append(hidden)
-        lane.calls.append(calls)
-    return lane
+        if not len(started.hidden) and _too_large(batches, hidden):
+            started.hidden.on_host = True
+        started.hidden.append(hidden)
+        started.calls.append(calls)
+    return started
 
 
-def _record(
+def _too_large(batches: Sequence[Batch], hidden: Tensor) -> bool:
+    """Whether both models' hidden states, and as much inside a layer, would fill more than half of what is free.
+
+    The first batch holds the longest examples, so its size per example is an upper bound for all.
+    """
+    if hidden.device.type != "cuda":
+        return False
+    examples = sum(map(len, batches))
+    return 4 * examples / len(hidden) * hidden.nbytes > free_bytes(hidden.device) / 2
+
+
+def _record_calls(
     model: nn.Module, stack: Stack, batch: Batch, precision: Precision, *, first_only: bool
-) -> tuple[Tensor, list[_Call]]:
+) -> tuple[Tensor, list[LayerCall]]:
     """The hidden states that enter the stack, and the call of each layer (or of the first, and no further)."""
     entering: list[Tensor] = []
-    calls: list[_Call] = []
+    calls: list[LayerCall] = []
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         hidden, rest, named = split_call(args, kwargs)
         if not calls:
             entering.append(hidden)
-        calls.append(_Call(rest, named))
+        calls.append(LayerCall(rest, named))
         if first_only:
             raise _Stop
 

@@ -10,6 +10,7 @@ What a head is shows in what it returns, so no class names are needed:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,15 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shearling.errors import DataError, ModelError
-from shearling.sample.sample import Batch, uniform
-
-IGNORED = -100
+from shearling.sample.batch import IGNORED, Batch, uniform
 
 
 def example_losses(model: Any, outputs: Any, batch: Batch, *, seed: int, labels: bool) -> Tensor:
-    """[B], every one of them a number: against the data's labels, or against a draw from the model."""
-    found = label_losses(model, outputs, batch) if labels else sampled_losses(model, outputs, batch, seed)
-    return finite(found, batch)
+    """[B]: against the data's labels, or against a draw from the model."""
+    return label_losses(model, outputs, batch) if labels else sampled_losses(model, outputs, batch, seed)
 
 
 def label_losses(model: Any, outputs: Any, batch: Batch) -> Tensor:
@@ -36,7 +34,8 @@ def label_losses(model: Any, outputs: Any, batch: Batch) -> Tensor:
         if missing:
             raise DataError(f"A question-answering loss needs {missing}; the batches bring {sorted(labels)}.")
         ends = ((outputs.start_logits, labels["start_positions"]), (outputs.end_logits, labels["end_positions"]))
-        return torch.stack([_span_loss(logits, at) for logits, at in ends]).mean(0)
+        real = batch.inputs.get("attention_mask")  # padding is no answer, and how much there is must not matter
+        return torch.stack([_span_loss(_only(logits, real), at) for logits, at in ends]).mean(0)
     if "labels" not in labels or "logits" not in outputs:
         raise DataError("This loss needs labels and a head; prune an embedding model without --labels.")
     logits: Tensor = outputs.logits.float()
@@ -83,15 +82,20 @@ def is_regression(config: Any, logits: Tensor) -> bool:
     return bool(getattr(config, "problem_type", None) == "regression" or logits.shape[-1] == 1)
 
 
-def finite(losses: Tensor, batch: Batch) -> Tensor:
-    """The losses, or an error that names the first example whose loss is not a number."""
-    bad = (~losses.detach().isfinite()).nonzero().flatten()
-    if len(bad):
-        raise ModelError(
-            f"The loss of example {int(batch.indices[int(bad[0])])} is {float(losses[bad[0]].detach())}. Check the "
-            "weights and that example; half precision may overflow: try --dtype float32."
-        )
-    return losses
+def check_finite(losses: Sequence[Tensor], batches: Sequence[Batch]) -> None:
+    """Raise an error that names the first example whose loss is not a number.
+
+    Called once, after the pass: asking after every batch would stop a GPU's queue.
+    """
+    if all(bool(one.isfinite().all()) for one in losses):
+        return
+    for one, batch in zip(losses, batches, strict=True):
+        bad = (~one.isfinite()).nonzero().flatten().tolist()
+        if bad:
+            raise ModelError(
+                f"The loss of example {int(batch.indices[bad[0]])} is {float(one[bad[0]])}. Check the weights and "
+                "that example; half precision may overflow: try float32 (--dtype float32)."
+            )
 
 
 def _drawn_loss(logits: Tensor, draw: Tensor) -> Tensor:

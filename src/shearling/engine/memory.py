@@ -1,51 +1,86 @@
-"""Memory: batches that fit, and trying again with smaller ones when they do not."""
+"""Memory: batches that fit the device, and trying again with smaller ones when they do not."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
 
-from shearling.errors import ShearlingError
+from shearling.engine.precision import Precision, has_bfloat16
+from shearling.errors import DataError, ShearlingError
+from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
 
 logger = logging.getLogger("shearling")
 T = TypeVar("T")
-MAX_TOKENS = {"cpu": 1024, "cuda": 24576}  # per batch, forward and backward
-MAX_TOKENS_FORWARD = {"cpu": 2048, "cuda": 49152}
+# Tokens of a batch: many keep a GPU busy, few stay in a CPU's caches.
+BACKWARD_TOKENS = {"cpu": 1024, "cuda": 12288}  # forward and backward, in float32
+FORWARD_TOKENS = {"cpu": 2048, "cuda": 18432}
+LENGTH_MULTIPLE = {"cuda": 8}  # attention kernels are slow for other lengths
+RESIDENT = 1 / 8  # of the free memory that all batches together may take on a GPU
 
 
-def bounded(sample: Sample, device: torch.device, *, backward: bool = True) -> Sample:
-    """The sample in batches whose activations fit: large ones keep a GPU busy, small ones suit a CPU's caches."""
-    most = MAX_TOKENS if backward else MAX_TOKENS_FORWARD
-    return sample.capped(most.get(device.type, most["cpu"]))
+def cut_batches(
+    sample: Sample, device: torch.device, *, backward: bool, precision: Precision = "float32", shrink: int = 1
+) -> list[Batch]:
+    """The sample in batches for one pass on a device; each of them `shrink` times smaller than usual."""
+    most = BACKWARD_TOKENS if backward else FORWARD_TOKENS
+    tokens = most.get(device.type, most["cpu"]) // shrink
+    if precision == "bfloat16" and has_bfloat16(device):
+        tokens *= 2  # activations take half the memory
+    batches = sample.cut(max(tokens, 1), multiple=LENGTH_MULTIPLE.get(device.type, 1))
+    held = sum(t.nbytes for batch in batches for t in (*batch.inputs.values(), *batch.labels.values()))
+    if device.type == "cuda" and held > RESIDENT * free_bytes(device):
+        return batches  # moved one by one, as they are run
+    return [batch.to(device) for batch in batches]  # all at once: a copy between kernels would wait for them
 
 
-def with_halving(stage: Callable[[Sample], T], sample: Sample, *, alone: bool = True) -> T:
-    """Run a stage; when memory runs out, run it again with batches half as large, and say so.
+def with_smaller_batches(
+    stage: Callable[[Sequence[Batch]], T],
+    sample: Sample,
+    device: torch.device,
+    *,
+    backward: bool,
+    precision: Precision = "float32",
+    alone: bool = True,
+) -> T:
+    """Run a stage on the sample's batches; when memory runs out, again with batches half as large.
 
     A stage in which several processes wait for each other's sums cannot be run again by one of them.
     """
+    shrink = 1
     while True:
+        batches = cut_batches(sample, device, backward=backward, precision=precision, shrink=shrink)
+        largest = max(map(len, batches))
         try:
-            return stage(sample)
+            return stage(batches)
         except (MemoryError, RuntimeError) as error:
-            if not _out_of_memory(error):
+            if not out_of_memory(error):
                 raise
             if not alone:
                 raise ShearlingError(
-                    f"Memory ran out with batches of {sample.largest}, and the other processes cannot start over with "
-                    "this one; give a smaller --batch-size."
+                    f"Memory ran out with batches of {largest}, and the other processes cannot start over with "
+                    "this one; use shorter texts (max_length), fewer processes on this machine, or a larger device."
                 ) from error
-            largest = sample.largest
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-            sample = sample.halved()
-            logger.warning("Out of memory with batches of %d; going on with %d.", largest, sample.largest)
+            if largest == 1:
+                raise DataError(
+                    "A single example does not fit into memory; cut texts with a shorter max_length (--max-length)."
+                ) from error
+        del batches
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        shrink *= 2
+        logger.warning("Out of memory with batches of %d; going on with half of that.", largest)
 
 
-def _out_of_memory(error: Exception) -> bool:
+def out_of_memory(error: Exception) -> bool:
     """A GPU has an error class of its own for this; on a CPU, torch only has words."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
+
+
+def free_bytes(device: torch.device) -> int:
+    """What a GPU has left: free for everyone, and held by this process's allocator without being used."""
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0]) + unused

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shearling.engine.distributed import add_up
-from shearling.engine.precision import add_product_
+from shearling.engine.precision import add_gram_and_cross_
 
 
 @dataclass
@@ -41,8 +41,7 @@ class Moments:
     def add(self, h: Tensor, y: Tensor) -> None:
         """Take in some tokens: h [t, n], y [t, D]."""
         dtype = self.gram.dtype
-        add_product_(self.gram, h, h)
-        add_product_(self.cross, h, y)
+        add_gram_and_cross_(self.gram, self.cross, h, y)
         self.h_sum += h.sum(0, dtype=dtype)
         self.y_sum += y.sum(0, dtype=dtype)
         self.y_squared += y.to(dtype).square().sum()

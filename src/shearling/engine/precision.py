@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,81 +18,115 @@ COLUMN_MULTIPLE = 8  # tensor cores are slow for other column counts
 
 
 @contextmanager
-def fast_matmul(precision: Precision) -> Iterator[None]:
-    """TF32 for float32 products on GPUs that have it, unless float32 is asked for."""
-    before = torch.get_float32_matmul_precision()
+def kernels(precision: Precision) -> Iterator[None]:
+    """Which GPU kernels a pass runs: TF32 for float32 products unless float32 is asked for, no attention of cuDNN.
+
+    cuDNN builds a plan for every new shape of attention, which takes longer than the pass; the other kernels do not.
+    """
+    before, planned = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
     try:
         torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
+        torch.backends.cuda.enable_cudnn_sdp(False)
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+        torch.backends.cuda.enable_cudnn_sdp(planned)
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether the device multiplies bfloat16 in hardware; older GPUs only emulate it, slowly."""
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 @contextmanager
 def half_precision(module: nn.Module, precision: Precision) -> Iterator[None]:
     """bfloat16, if asked for, for the products inside a float32 module on a GPU; norms and residuals stay float32."""
     parameter = next(module.parameters())
-    suits = parameter.device.type == "cuda" and parameter.dtype == torch.float32 and torch.cuda.is_bf16_supported()
-    with torch.autocast(parameter.device.type, torch.bfloat16, enabled=suits and precision == "bfloat16"):
+    suits = precision == "bfloat16" and parameter.dtype == torch.float32 and has_bfloat16(parameter.device)
+    with torch.autocast(parameter.device.type, torch.bfloat16, enabled=suits):
         yield
 
 
-def add_product_(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """total += a^T b in the precision of `total`, or nearly so and at the speed of bfloat16 on a GPU.
-
-    There, a float32 is split into two bfloat16, high + low, and only low times low is left out. That keeps 16 bits of
-    mantissa, where TF32 has 10 and leaves Gram matrices indefinite. What is bfloat16 already has no low part.
-    """
-    if total.device != a.device:  # which had no room for it
+def add_gram_(total: Tensor, a: Tensor) -> None:
+    """total += a^T a, for a [rows, n]; see `add_gram_and_cross_`."""
+    if total.device != a.device:  # the accumulator lives on the host
         product = torch.zeros_like(total, device=a.device)
-        add_product_(product, a, b)
+        add_gram_(product, a)
         total += product.to(total.device)
+    elif not _in_parts(total, a):
+        a = a.to(total.dtype)
+        total.addmm_(a.T, a)
+    else:
+        for rows in a.split(SPLIT_ROWS):
+            total += _gram(_split(rows))[: len(total), : len(total)]
+
+
+def add_gram_and_cross_(gram: Tensor, cross: Tensor, h: Tensor, y: Tensor) -> None:
+    """gram += h^T h and cross += h^T y, for h [rows, n] and y [rows, m].
+
+    In the precision of the sums; on a GPU nearly so, at the speed of bfloat16: a float32 is split into two bfloat16,
+    high + low, and only low times low is left out. That keeps 16 bits of mantissa, where TF32 has 10 and leaves Gram
+    matrices indefinite. What is bfloat16 already has no low part.
+    """
+    if not _in_parts(gram, h):
+        h, y = h.to(gram.dtype), y.to(gram.dtype)
+        gram.addmm_(h.T, h)
+        cross.addmm_(h.T, y)
         return
+    n, m = len(gram), cross.shape[1]
+    for h_rows, y_rows in zip(h.split(SPLIT_ROWS), y.split(SPLIT_ROWS), strict=True):
+        left, right = _split(h_rows), _split(y_rows)
+        wide = left.high.shape[-1]
+        both = _products(left.high, torch.cat([left.high, right.high], -1))
+        gram += both[:n, :n]
+        cross += both[:n, wide : wide + m]
+        lows = [part for part in (left.low, right.low) if part is not None]
+        if lows:
+            mixed = _products(left.high, torch.cat(lows, -1))
+            if right.low is not None:
+                cross += mixed[:n, -right.low.shape[-1] :][:, :m]
+            if left.low is not None:
+                gram += mixed[:n, :n] + mixed[:n, :n].T
+                cross += _products(left.low, right.high)[:n, :m]
+
+
+def _in_parts(total: Tensor, a: Tensor) -> bool:
+    """Whether products are summed from bfloat16 parts."""
     exact = torch.get_float32_matmul_precision() == "highest"
-    if exact or a.device.type != "cuda" or total.dtype != torch.float32:
-        total.addmm_(a.to(total.dtype).T, b.to(total.dtype))
-        return
-    for start in range(0, len(a), SPLIT_ROWS):
-        part = a[start : start + SPLIT_ROWS]
-        product = split_product(part, part if b is a else b[start : start + SPLIT_ROWS])
-        total += product[: total.shape[0], : total.shape[1]]
+    return not exact and total.dtype == torch.float32 and has_bfloat16(a.device)
 
 
-def split_product(a: Tensor, b: Tensor) -> Tensor:
-    """a^T b from bfloat16 parts, in float32."""
-    a_high, a_low = _split(a)
-    b_high, b_low = (a_high, a_low) if b is a else _split(b)
-    product = _product(a_high, b_high)
-    if b_low is not None:
-        mixed = _product(a_high, b_low)
-        product += mixed
-        if b is a:
-            product += mixed.T
-    if a_low is not None and b is not a:
-        product += _product(a_low, b_high)
-    return product
+class Parts(NamedTuple):
+    """A matrix as high + low in bfloat16, [chunks, rows, columns]."""
+
+    high: Tensor
+    low: Tensor | None
 
 
-def _split(a: Tensor) -> tuple[Tensor, Tensor | None]:
-    """a = high + low in bfloat16, with columns of zeros up to the next number that tensor cores are fast at."""
-    if a.shape[1] % COLUMN_MULTIPLE:
-        a = F.pad(a, (0, -a.shape[1] % COLUMN_MULTIPLE))
+def _split(a: Tensor) -> Parts:
+    """In chunks of rows, filled with zeros up to whole chunks and to columns that tensor cores are fast at."""
+    missing = -len(a) % EXACT_ROWS if len(a) > EXACT_ROWS else 0
+    if missing or a.shape[1] % COLUMN_MULTIPLE:
+        a = F.pad(a, (0, -a.shape[1] % COLUMN_MULTIPLE, 0, missing))
+    a = a.unflatten(0, (-1, min(len(a), EXACT_ROWS)))
     high = a.bfloat16()
-    return high, None if a.dtype == torch.bfloat16 else (a - high).bfloat16()
+    return Parts(high, None if a.dtype == torch.bfloat16 else (a - high).bfloat16())
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a^T b in float32: short sums side by side, for tensor cores cut off what they add up, and long sums drift."""
-    whole = len(a) // EXACT_ROWS * EXACT_ROWS
-    parts = [_products(*(m[:whole].unflatten(0, (-1, EXACT_ROWS)) for m in (a, b))).sum(0)] if whole else []
-    if whole < len(a) or not parts:
-        parts.append(_products(a[None, whole:], b[None, whole:])[0])
-    return sum(parts[1:], parts[0])
+def _gram(a: Parts) -> Tensor:
+    total = _products(a.high, a.high)
+    if a.low is not None:
+        mixed = _products(a.high, a.low)
+        total += mixed + mixed.T
+    return total
 
 
 def _products(a: Tensor, b: Tensor) -> Tensor:
-    """a^T b of every chunk [., rows, columns]."""
+    """a^T b in float32, [columns of a, columns of b].
+
+    Chunk by chunk: tensor cores truncate while they accumulate, so long sums would drift.
+    """
     if a.device.type == "cuda" and "dtype" in torch.ops.aten.bmm.overloads():  # from torch 2.8 on
-        return torch.bmm(a.mT, b, out_dtype=torch.float32)
+        return torch.bmm(a.mT, b, out_dtype=torch.float32).sum(0)
     with torch.autocast(a.device.type, enabled=False):
-        return torch.bmm(a.mT.float(), b.float())  # TF32 holds a bfloat16 exactly, too
+        return torch.bmm(a.mT.float(), b.float()).sum(0)  # TF32 holds a bfloat16 exactly, too

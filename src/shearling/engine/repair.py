@@ -1,12 +1,10 @@
-"""Walk teacher and student through their layers together, repairing the student's sublayers on the way up.
+"""Run teacher and student layer by layer, and repair the student's sublayers from the first layer to the last.
 
-A repair sees the student as it is below it, errors included, and the undamaged teacher. It comes at two places of a
-sublayer:
+A repair sees the student's own activations, with the errors of the layers before, and the undamaged teacher's. It
+comes at two places of a sublayer:
 
     into the units       the student's input z_S against the teacher's z_T
     out of the units     the student's h_S against y = o_T + x_T - x_S      (o: output, x: residual input; Eq. 12)
-
-To get there both models run the layer up to that point and stop (`lanes.py`).
 """
 
 from __future__ import annotations
@@ -18,114 +16,142 @@ import torch
 from torch import Tensor
 
 from shearling.engine.hooks import device_of, flat, frozen
-from shearling.engine.layerwise import Lane, Point, Seen, Shelf, enter, probe
+from shearling.engine.layerwise import Captured, HiddenStates, LayerwiseRun, Point, run_layer, start_run
 from shearling.engine.moments import Moments
-from shearling.engine.precision import Precision, fast_matmul
+from shearling.engine.precision import Precision, kernels
 from shearling.engine.progress import Progress, silent
 from shearling.models.structure import Share, Stack, Structure
 from shearling.models.sublayer import Sublayer
-from shearling.sample.sample import Batch, Sample
+from shearling.sample.batch import Batch
 
 Repair = Callable[[Sublayer, Moments, Moments], bool]  # (student's sublayer, fit, held out) -> go on?
 
 
-def walk(
+def repair_layers(
     teacher: Structure,
     student: Structure,
-    sample: Sample,
+    batches: Sequence[Batch],
     repair: Repair,
     *,
     realign: Repair | None = None,
     precision: Precision = "float32",
     progress: Progress = silent,
 ) -> None:
-    """Repair every sublayer of the student, bottom-up: first into its units, if asked for, then out of them.
+    """Repair every sublayer of the student: first into its units, if asked for, then out of them.
 
-    Ends early when a repair returns False.
+    Ends early when a repair returns False. Sublayers before the first that lost a unit see no error and lost nothing:
+    they are passed over.
     """
     total = len(teacher.sublayers)
-    done = 0
-    with frozen(teacher.model), frozen(student.model), torch.inference_mode(), fast_matmul(precision):
-        batches = [batch.held_out_last().to(device_of(teacher.model)) for batch in sample]
-        for number, (above, below) in enumerate(zip(teacher.stacks, student.stacks, strict=True)):
-            lane_t = enter(teacher.model, above, batches, precision)
+    done, damaged = 0, False
+    with frozen(teacher.model), frozen(student.model), torch.inference_mode(), kernels(precision):
+        here = [batch.held_out_last().to(device_of(teacher.model)) for batch in batches]
+        for number, stacks in enumerate(zip(teacher.stacks, student.stacks, strict=True)):
+            dense, pruned = stacks
+            run_t = start_run(teacher.model, dense, here, precision)
             # The first stack's inputs are embeddings, which pruning leaves alone; a decoder sees the pruned encoder.
-            if number == 0:
-                lane_s = Lane(lane_t.hidden.copy(), lane_t.calls, precision)
+            if number == 0 or not damaged:
+                run_s = LayerwiseRun(run_t.hidden.copy(), run_t.calls, precision)
             else:
-                lane_s = enter(student.model, below, batches, precision)
-            for depth, sublayers in enumerate(below.sublayers):
+                run_s = start_run(student.model, pruned, here, precision)
+            kind = _SharedPair if pruned.repeats > 1 else _Pair
+            for depth, sublayers in enumerate(pruned.sublayers):
+                damaged = damaged or _lost_units(dense, pruned, depth)
+                if not damaged:
+                    _advance_both(dense, depth, run_t, run_s)
+                    done += len(sublayers)
+                    progress(done, total)
+                    continue
                 for part, sublayer in enumerate(sublayers):
-                    kind = _SharedPair if below.repeats > 1 else _Pair
-                    pair = kind(above, below, depth, part, lane_t, lane_s, batches)
+                    pair = kind(dense, pruned, depth, part, run_t, run_s, here)
                     if realign is not None and sublayer.foldable and sublayer.units:
                         realign(sublayer, *pair.into_units())
                     last = part == len(sublayers) - 1
                     if not repair(sublayer, *pair.out_of_units(advance_teacher=last)):
                         return
-                    if below.repeats == 1:
-                        pair.leave_student(last=last)
+                    if pruned.repeats == 1:
+                        pair.advance_student(last=last)
                     done += 1
                     progress(done, total)
-                for lane in (lane_t, lane_s):
-                    lane.finished.clear()
+                run_t.finished.clear()
+                run_s.finished.clear()
+
+
+def _lost_units(dense: Stack, pruned: Stack, depth: int) -> bool:
+    """Whether a layer lost units; where layers share weights, any loss shows at every depth."""
+    depths = range(len(pruned.sublayers)) if pruned.repeats > 1 else (depth,)
+    return any(
+        after.units < before.units
+        for at in depths
+        for before, after in zip(dense.sublayers[at], pruned.sublayers[at], strict=True)
+    )
+
+
+def _advance_both(stack: Stack, depth: int, run_t: LayerwiseRun, run_s: LayerwiseRun) -> None:
+    """Past a layer in which teacher and student are still the same."""
+    if stack.repeats > 1:
+        return
+    last = len(stack.sublayers[depth]) - 1
+    for batch in range(len(run_t.hidden)):
+        hidden = run_layer(stack, depth, last, run_t, batch, "end").hidden
+        run_t.hidden[batch] = run_s.hidden[batch] = hidden  # type: ignore[assignment]
+    run_t.finished.clear()
 
 
 @dataclass
 class _Pair:
     """One sublayer in both models."""
 
-    above: Stack
-    below: Stack
+    dense: Stack
+    pruned: Stack
     depth: int
     part: int
-    lane_t: Lane
-    lane_s: Lane
+    run_t: LayerwiseRun
+    run_s: LayerwiseRun
     batches: Sequence[Batch]
 
     def into_units(self) -> tuple[Moments, Moments]:
         """Moments of z_S against z_T: (to fit, held out)."""
-        weight = self._sublayer.weight
-        return self._moments(weight.shape[0], weight.shape[0], self._inputs)
+        size = self._sublayer.weight.shape[0]
+        return self._moments(size, size, self._inputs)
 
     def out_of_units(self, *, advance_teacher: bool) -> tuple[Moments, Moments]:
-        """Moments of h_S against y; the teacher's lane moves on to the next layer if asked to."""
-        sublayer = self._sublayer
+        """Moments of h_S against y; the teacher moves on to the next layer if asked to."""
+        columns = self._sublayer.units * self._sublayer.width
 
         def pairs(batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-            for above, below in self._both(batch, "end" if advance_teacher else "out", "h"):
-                y = above.o + above.x - below.x  # type: ignore[operator]
-                yield below.h[..., : sublayer.units * sublayer.width], y  # type: ignore[index]
+            for t, s in self._both(batch, "end" if advance_teacher else "out", "h"):
+                yield s.h[..., :columns], t.o + t.x - s.x  # type: ignore[index,operator]
                 if advance_teacher:
-                    self._advance(batch, above)
+                    self._advance_teacher(batch, t)
 
-        return self._moments(sublayer.units * sublayer.width, sublayer.weight.shape[0], pairs)
+        return self._moments(columns, self._sublayer.weight.shape[0], pairs)
 
-    def leave_student(self, *, last: bool) -> None:
-        """Go on past the repaired sublayer: to the next layer, or to where its core is finished."""
+    def advance_student(self, *, last: bool) -> None:
+        """Past the repaired sublayer: to the next layer, or to where its core is finished."""
         for batch in range(len(self.batches)):
             done = (self.part, batch)
             if last:
-                hidden = probe(self.below, self.depth, self.part, self.lane_s, batch, "end").hidden
-                self.lane_s.hidden[batch] = hidden  # type: ignore[assignment]
-            elif done in self.lane_t.finished and done not in self.lane_s.finished:  # its output was not final yet
-                probe(self.below, self.depth, self.part, self.lane_s, batch, "out")
+                hidden = run_layer(self.pruned, self.depth, self.part, self.run_s, batch, "end").hidden
+                self.run_s.hidden[batch] = hidden  # type: ignore[assignment]
+            elif done in self.run_t.finished and done not in self.run_s.finished:  # its output was not final yet
+                run_layer(self.pruned, self.depth, self.part, self.run_s, batch, "out")
 
     @property
     def _sublayer(self) -> Sublayer:
-        return self.below.sublayers[self.depth][self.part]
+        return self.pruned.sublayers[self.depth][self.part]
 
-    def _both(self, batch: int, teacher: Point, student: Point) -> Iterator[tuple[Seen, Seen]]:
+    def _both(self, batch: int, teacher: Point, student: Point) -> Iterator[tuple[Captured, Captured]]:
         """The sublayer in the teacher and in the student, each run up to a point."""
-        above = probe(self.above, self.depth, self.part, self.lane_t, batch, teacher)
-        yield above, probe(self.below, self.depth, self.part, self.lane_s, batch, student)
+        captured = run_layer(self.dense, self.depth, self.part, self.run_t, batch, teacher)
+        yield captured, run_layer(self.pruned, self.depth, self.part, self.run_s, batch, student)
 
-    def _advance(self, batch: int, above: Seen) -> None:
-        self.lane_t.hidden[batch] = above.hidden  # type: ignore[assignment]
+    def _advance_teacher(self, batch: int, captured: Captured) -> None:
+        self.run_t.hidden[batch] = captured.hidden  # type: ignore[assignment]
 
     def _inputs(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for above, below in self._both(batch, "in", "in"):
-            yield below.z, above.z  # type: ignore[misc]
+        for t, s in self._both(batch, "in", "in"):
+            yield s.z, t.z  # type: ignore[misc]
 
     def _moments(
         self, n: int, out: int, pairs: Callable[[int], Iterator[tuple[Tensor, Tensor]]]
@@ -135,7 +161,7 @@ class _Pair:
         for number, batch in enumerate(self.batches):
             for given, wanted in pairs(number):
                 for moments, share in shares:
-                    rows = self.below.rows(batch, given.shape[:2], share)
+                    rows = self.pruned.rows(batch, given.shape[:2], share)
                     moments.add(flat(given, rows), flat(wanted, rows))
         fit.add_up()
         held_out.add_up()
@@ -149,16 +175,16 @@ class _SharedPair(_Pair):
     weights that are being fitted, and the fit would be to inputs that are never seen again.
     """
 
-    def _both(self, batch: int, teacher: Point, student: Point) -> Iterator[tuple[Seen, Seen]]:
-        hidden = self.lane_t.hidden[batch]
-        count = len(self.above.layers)
-        for run_number in range(count * self.above.repeats):
-            depth = run_number % count
-            lane = Lane(Shelf([hidden]), [[self.lane_t.call(batch, run_number)]], self.lane_t.precision)
-            above = probe(self.above, depth, self.part, lane, 0, "end")
+    def _both(self, batch: int, teacher: Point, student: Point) -> Iterator[tuple[Captured, Captured]]:
+        hidden = self.run_t.hidden[batch]
+        count = len(self.dense.layers)
+        for number in range(count * self.dense.repeats):
+            depth = number % count
+            one = LayerwiseRun(HiddenStates([hidden]), [[self.run_t.call(batch, number)]], self.run_t.precision)
+            captured = run_layer(self.dense, depth, self.part, one, 0, "end")
             if depth == self.depth:
-                yield above, probe(self.below, depth, self.part, lane, 0, student)
-            hidden = above.hidden  # type: ignore[assignment]
+                yield captured, run_layer(self.pruned, depth, self.part, one, 0, student)
+            hidden = captured.hidden  # type: ignore[assignment]
 
-    def _advance(self, batch: int, above: Seen) -> None:
-        """Every fit starts below the first depth again."""
+    def _advance_teacher(self, batch: int, captured: Captured) -> None:
+        """Every fit starts before the first depth again."""

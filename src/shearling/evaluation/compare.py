@@ -22,7 +22,8 @@ from shearling.evaluation import metrics
 from shearling.evaluation.exam import Exam, make_exam, predict, read_outputs
 from shearling.evaluation.scores import Reader, score
 from shearling.latency.timing import Times, device_name, in_turns
-from shearling.sample.sample import IGNORED, sample_of
+from shearling.sample.batch import IGNORED
+from shearling.sample.read import sample_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -215,13 +216,13 @@ def disk_bytes(name: str, model: PreTrainedModel) -> int:
 def _typical(batches: Batches) -> dict[str, Tensor]:
     """The middle batch without its labels: they are sorted by length."""
     batch = batches[len(batches) // 2]
-    return sample_of([batch]).batches[0].inputs
+    return sample_of([batch]).some(len(next(iter(batch.values())))).inputs
 
 
 def _macs(model: PreTrainedModel, batches: Batches) -> int:
     """Of one example; images and sound have no tokens to count, and are taken as they are."""
     sample = sample_of(batches)
-    return whole_macs(model, sample, sample.mean_length or 0.0)
+    return whole_macs(model, sample.some(1), sample.mean_length or 0.0)
 
 
 def _times(models: Sequence[PreTrainedModel], batches: Sequence[dict[str, Tensor]], rounds: int) -> list[Times]:

@@ -19,7 +19,7 @@ from shearling.data.squad import decode, make_windows, read_answers
 from shearling.data.tasks import Kind, Task
 from shearling.errors import DataError
 from shearling.evaluation import metrics
-from shearling.sample.sample import IGNORED
+from shearling.sample.batch import IGNORED
 
 # What to keep of the outputs of a batch, one row per example.
 Reader = Callable[[Any, Batch], torch.Tensor]

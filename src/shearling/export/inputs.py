@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from shearling.errors import ModelError
-from shearling.sample.sample import LABELS, accepted_inputs
+from shearling.sample.batch import LABELS
+from shearling.sample.read import accepted_by
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -63,7 +64,7 @@ def inputs_from_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizer
 
 def _tried(model: PreTrainedModel, batches: list[Inputs]) -> list[Inputs]:
     """What the forward takes of the batches, and one example on its own."""
-    wanted = accepted_inputs(model)
+    wanted = accepted_by(model).names
     kept = [{k: v for k, v in batch.items() if (not wanted or k in wanted) and k not in LABELS} for batch in batches]
     if getattr(model.config, "type_vocab_size", 2) < 2:
         kept = [{k: v for k, v in batch.items() if k != "token_type_ids"} for batch in kept]

@@ -26,7 +26,7 @@ from shearling.latency.runtime import runner
 from shearling.latency.table import RESTLESS, Table, load_table, restless
 from shearling.latency.timing import device_name, in_turns
 from shearling.latency.validate import check_fits
-from shearling.models.structure import Structure, structure_of
+from shearling.models.structure import Structure
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -63,7 +63,6 @@ def meet(
     cut      chooses and shrinks, under the limits it is given
     correct  on a miss of more than 5%, add what the table missed to its overhead and cut again, twice at most
     """
-    check_fits(table, teacher)
     here = device_name(device_of(teacher.model))
     at_home = here == table.device
     overhead = 0.0
@@ -114,28 +113,20 @@ def meet(
 
 
 def checked_table(
-    table: Table | str | os.PathLike[str] | None, latency: float | None, model: PreTrainedModel
+    table: Table | str | os.PathLike[str] | None, latency: float | None, structure: Structure
 ) -> Table | None:
-    """The table a caller gave, read and known to fit the model; before any work is done."""
+    """The table a caller gave, read once and known to fit the model; before any work is done."""
     if table is None:
         return None
     if latency is None:
         raise ConstraintError("A latency table was given, but no latency; ask for one, such as latency=0.5.")
     found = table if isinstance(table, Table) else load_table(table)
-    check_fits(found, structure_of(model))
+    check_fits(found, structure)
     return found
 
 
-def table_for(
-    structure: Structure,
-    batch_size: int,
-    length: float | None,
-    table: Table | str | os.PathLike[str] | None,
-    stages: Stages,
-) -> Table:
-    """The table given, or one that is measured now: at the sample's batch size and mean length, by one process."""
-    if table is not None:
-        return table if isinstance(table, Table) else load_table(table)
+def table_for(structure: Structure, batch_size: int, length: float | None, stages: Stages) -> Table:
+    """A table that is measured now, by one process."""
     seq_len = max(round(length), 1) if length is not None else 128
     with stages("profile") as progress:
         first = rank_and_world()[0] == 0

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
 from shearling.costs import Limit
+from shearling.engine.precision import Precision
 from shearling.engine.progress import Stages
+from shearling.errors import InputError
 from shearling.models.structure import Structure
+from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
 
 Evidence = Sequence[Any]  # one entry a sublayer; what it is, the method knows
@@ -28,33 +31,58 @@ class Repaired:
     note: str = ""
 
 
-class Method(Protocol):
-    """What the pipeline needs of a method: a frozen dataclass whose fields are its settings.
+class Method:
+    """Base of all methods; a method is a frozen dataclass whose fields are its settings.
 
     name         what `--method` and the record call it
-    filter_step  under a latency, filter counts are multiples of this
-    wants_labels "require" labels of the data, "prefer" them where there are any, or "ignore" them
+    filter_step  filter counts are multiples of this, where the caller asks for no other step and FFNs are wide
     """
 
     name: ClassVar[str]
-    filter_step: ClassVar[int]
+    filter_step: ClassVar[int] = 1
+    precision: Precision = "float32"  # of the products in passes over the sample, on a GPU
 
     @property
-    def wants_labels(self) -> WantsLabels: ...
+    def wants_labels(self) -> WantsLabels:
+        """Whether the method requires the data's labels, prefers them where there are any, or ignores them."""
+        return "ignore"
 
-    def measure(self, structure: Structure, sample: Sample, *, seed: int, stages: Stages) -> Evidence:
-        """Look at the dense model once; serves every budget."""
+    def measure(
+        self, structure: Structure, sample: Sample, *, seed: int, stages: Stages, earlier: Evidence | None = None
+    ) -> Evidence:
+        """Look at the dense model; serves every budget. `earlier` evidence, of other examples, is added to."""
+        raise NotImplementedError
 
     def choose(
         self, evidence: Evidence, structure: Structure, limits: Sequence[Limit], *, multiple_of: int, stages: Stages
     ) -> list[Tensor]:
         """The units that stay in each sublayer."""
+        raise NotImplementedError
+
+    def repair(
+        self, teacher: Structure, student: Structure, batches: Sequence[Batch], *, stages: Stages
+    ) -> list[Repaired]:
+        """Make up for the units that are gone, in place."""
+        return []
+
+    def first_look(self, structure: Structure, sample: Sample) -> int:
+        """How many examples to measure before `enough` is asked, where fewer than all may do."""
+        return sample.examples
+
+    def enough(
+        self, evidence: Evidence, structure: Structure, limits: Sequence[Limit], lengths: Sequence[float]
+    ) -> str:
+        """Why the examples measured so far will do for these limits; empty where more are wanted."""
+        return ""
+
+    def finished(self, evidence: Evidence) -> Evidence:
+        """The evidence without what only further examples would need."""
+        return evidence
 
     def pack(self, evidence: Evidence) -> dict[str, Tensor]:
         """The evidence as named tensors, for `Plan.save`."""
+        raise InputError(f"Plans of method {self.name} cannot be saved.")
 
     def unpack(self, tensors: Mapping[str, Tensor], structure: Structure) -> Evidence:
         """The evidence from its tensors; raises KeyError or ValueError where they are not of this model."""
-
-    def repair(self, teacher: Structure, student: Structure, sample: Sample, *, stages: Stages) -> list[Repaired]:
-        """Make up for the units that are gone, in place."""
+        raise InputError(f"Plans of method {self.name} cannot be loaded.")

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple
+from functools import cached_property
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from shearling.costs import Limit
-from shearling.engine.memory import with_halving
+from shearling.engine.hooks import device_of
+from shearling.engine.memory import with_smaller_batches
 from shearling.engine.moments import Moments
 from shearling.engine.precision import Precision
 from shearling.engine.progress import Stages
-from shearling.engine.repair import walk
+from shearling.engine.repair import repair_layers
 from shearling.methods.counts import allocate_counts
-from shearling.methods.method import Evidence, Repaired, WantsLabels
+from shearling.methods.method import Evidence, Method, Repaired, WantsLabels
 from shearling.methods.select import best, prices, searched, uniform_counts
 from shearling.models.structure import Structure
 from shearling.models.sublayer import Sublayer
@@ -25,23 +27,30 @@ from shearling.paper.fisher import block, mask_gradients
 from shearling.paper.importance import Importance, importances
 from shearling.paper.rearrange import rearrange
 from shearling.paper.tune import DAMP, apply, tune
+from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
 
 
-class MaskGradients(NamedTuple):
-    """The gradients of one sublayer's masks, and the run's seed, which random importances are drawn with too."""
+@dataclass(eq=False)
+class MaskGradients:
+    """The evidence of one sublayer: the gradient of every example's loss by every mask, and what follows from it."""
 
     gradients: Tensor  # [examples, units]
-    seed: int
+    importance: Tensor  # [units], host
+
+    @cached_property
+    def fisher(self) -> Tensor:
+        """The sublayer's block of the Fisher information; worked out once for all budgets."""
+        return block(self.gradients)
 
 
 @dataclass(frozen=True)
-class Paper:
+class Paper(Method):
     """The paper, faithfully: Fisher search, rearrangement, tuning; and the baselines it is compared with.
 
     importance  what a unit is worth in the search
     allocation  `searched` (Alg. 1, 2), or `uniform`: the same ratio in every layer
-    precision   of the passes that tune, on a GPU; those that choose units stay at TF32 or better (docs/performance.md)
+    precision   of the products in passes over the sample, on a GPU; docs/performance.md has what it changes
     drop_sublayers  where the layers' overheads alone exceed a latency, drop whole sublayers until they do not
     """
 
@@ -60,17 +69,24 @@ class Paper:
         """The paper's loss is against the labels of the data; without any, against a draw from the model."""
         return "prefer"
 
-    def measure(self, structure: Structure, sample: Sample, *, seed: int, stages: Stages) -> list[MaskGradients]:
+    def measure(
+        self, structure: Structure, sample: Sample, *, seed: int, stages: Stages, earlier: Evidence | None = None
+    ) -> list[MaskGradients]:
         """Per-example gradients of the masks; against a sampled loss where the data has no labels."""
-        precision: Precision = "tf32" if self.precision == "bfloat16" else self.precision
         with stages("gradients") as progress:
-            gradients = with_halving(
-                lambda s: mask_gradients(
-                    structure, s, seed=seed, labels=s.has_labels, precision=precision, progress=progress
+            gradients = with_smaller_batches(
+                lambda batches: mask_gradients(
+                    structure, batches, seed=seed, labels=sample.has_labels, precision=self.precision, progress=progress
                 ),
                 sample,
+                device_of(structure.model),
+                backward=True,
+                precision=self.precision,
             )
-        return [MaskGradients(values, seed) for values in gradients]
+            if earlier is not None:
+                gradients = [torch.cat([e.gradients, g]) for e, g in zip(earlier, gradients, strict=True)]
+            worth = importances(self.importance, structure.sublayers, gradients, seed)
+        return [MaskGradients(*pair) for pair in zip(gradients, worth, strict=True)]
 
     def choose(
         self, evidence: Evidence, structure: Structure, limits: Sequence[Limit], *, multiple_of: int, stages: Stages
@@ -78,7 +94,7 @@ class Paper:
         """Search, then rearrange."""
         sublayers = structure.sublayers
         with stages("search"):
-            worth = importances(self.importance, sublayers, [seen.gradients for seen in evidence], evidence[0].seed)
+            worth = [seen.importance for seen in evidence]
             if self.allocation == "uniform":
                 kept = best(worth, uniform_counts(sublayers, limits, multiple_of))
             elif multiple_of == 1 and prices(sublayers, limits):
@@ -88,26 +104,29 @@ class Paper:
                 kept = best(worth, allocate_counts(sublayers, lost, limits, multiple_of))
         if self.rearrange:
             with stages("rearrangement"):
-                kept = rearrange([block(seen.gradients) for seen in evidence], kept)
+                kept = rearrange([seen.fisher for seen in evidence], kept)
         return kept
 
     def pack(self, evidence: Evidence) -> dict[str, Tensor]:
-        """The gradients of every mask, by sublayer, and the seed."""
-        gradients = {f"{i}.gradients": seen.gradients for i, seen in enumerate(evidence)}
-        return gradients | {"seed": torch.tensor(evidence[0].seed)}
+        """The gradients and importances, by sublayer."""
+        parts = {f"{i}.gradients": seen.gradients for i, seen in enumerate(evidence)}
+        return parts | {f"{i}.importance": seen.importance for i, seen in enumerate(evidence)}
 
     def unpack(self, tensors: Mapping[str, Tensor], structure: Structure) -> list[MaskGradients]:
-        """The gradients, [examples, units] per sublayer."""
+        """The gradients [examples, units] and the importances [units] of every sublayer."""
         found = []
         for i, sublayer in enumerate(structure.sublayers):
-            gradients = tensors[f"{i}.gradients"]
-            if gradients.dim() != 2 or gradients.shape[1] != sublayer.units or not gradients.isfinite().all():
+            gradients, importance = tensors[f"{i}.gradients"], tensors[f"{i}.importance"]
+            fits = gradients.shape[1:] == importance.shape == (sublayer.units,)
+            if not fits or not gradients.isfinite().all() or not importance.isfinite().all():
                 raise ValueError(f"the gradients of the {sublayer.name} are damaged; measure again")
-            found.append(MaskGradients(gradients.to(sublayer.weight.device), int(tensors["seed"])))
+            found.append(MaskGradients(gradients.to(sublayer.weight.device), importance))
         return found
 
-    def repair(self, teacher: Structure, student: Structure, sample: Sample, *, stages: Stages) -> list[Repaired]:
-        """Mask tuning, bottom-up; a mask out of range ends it, and the last note says so."""
+    def repair(
+        self, teacher: Structure, student: Structure, batches: Sequence[Batch], *, stages: Stages
+    ) -> list[Repaired]:
+        """Mask tuning, from the first layer on; a mask out of range ends it, and the last note says so."""
         if not self.tune:
             return []
         notes: list[Repaired] = []
@@ -126,5 +145,5 @@ class Paper:
             return False
 
         with stages("tuning") as progress:
-            walk(teacher, student, sample, one, precision=self.precision, progress=progress)
+            repair_layers(teacher, student, batches, one, precision=self.precision, progress=progress)
         return notes

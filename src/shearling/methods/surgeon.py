@@ -10,23 +10,39 @@ import torch
 from torch import Tensor
 
 from shearling.costs import Limit
-from shearling.engine.memory import with_halving
+from shearling.engine.distributed import rank_and_world
+from shearling.engine.hooks import device_of
+from shearling.engine.memory import with_smaller_batches
 from shearling.engine.moments import Moments
 from shearling.engine.precision import Precision
 from shearling.engine.progress import Stages
-from shearling.engine.repair import walk
+from shearling.engine.repair import repair_layers
+from shearling.errors import ConstraintError
 from shearling.methods.counts import allocate_counts
-from shearling.methods.method import Evidence, Repaired, WantsLabels
+from shearling.methods.method import Evidence, Method, Repaired, WantsLabels
 from shearling.models.structure import Structure
 from shearling.models.sublayer import Sublayer
+from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
-from shearling.surgeon.measure import measure
+from shearling.surgeon.measure import Curvature, measure, merged
 from shearling.surgeon.order import DAMP, Order, order
 from shearling.surgeon.refit import RIDGE, refit
 
+FEWEST = 256  # examples of a first look
+TOKENS_PER_COLUMN = 8  # of the widest output projection: what a least-squares fit needs not to follow the noise
+SETTLED = 0.02  # nats an example: below this estimated loss, more examples change nothing that can be measured
+
 
 @dataclass(frozen=True)
-class Surgeon:
+class Ordered:
+    """The evidence of one sublayer: the order its units go in; its curvature, where more examples may be added."""
+
+    order: Order
+    curvature: Curvature | None = None
+
+
+@dataclass(frozen=True)
+class Surgeon(Method):
     """Label-free, one-shot, the default: structured optimal brain surgeon, then a ridge refit.
 
     refit    fit the output projections to the teacher afterwards
@@ -36,7 +52,7 @@ class Surgeon:
     """
 
     name: ClassVar[str] = "surgeon"
-    filter_step: ClassVar[int] = 8  # the counts that latency tables hold
+    filter_step: ClassVar[int] = 8  # GPUs and CPUs are slow for other widths, and latency tables hold these
     refit: bool = True
     realign: bool = True
     labels: bool = False
@@ -49,50 +65,68 @@ class Surgeon:
         """Labels are drawn from the model unless the data's are asked for."""
         return "require" if self.labels else "ignore"
 
-    def measure(self, structure: Structure, sample: Sample, *, seed: int, stages: Stages) -> list[Order]:
+    def measure(
+        self, structure: Structure, sample: Sample, *, seed: int, stages: Stages, earlier: Evidence | None = None
+    ) -> list[Ordered]:
         """Curvature, then an order and an error curve for every sublayer."""
         with stages("measure") as progress:
-            curvatures = with_halving(
-                lambda s: measure(
-                    structure, s, seed=seed, labels=self.labels, precision=self.precision, progress=progress
+            found = with_smaller_batches(
+                lambda batches: measure(
+                    structure, batches, seed=seed, labels=self.labels, precision=self.precision, progress=progress
                 ),
                 sample,
+                device_of(structure.model),
+                backward=True,
+                precision=self.precision,
+                alone=rank_and_world()[1] == 1,
             )
+            if earlier is not None:
+                found = [merged(before.curvature, now) for before, now in zip(earlier, found, strict=True)]
         with stages("order") as progress:
-            return order(curvatures, damp=self.damp, progress=progress)
+            orders = order(found, damp=self.damp, progress=progress)
+        return [Ordered(*pair) for pair in zip(orders, found, strict=True)]
+
+    def first_look(self, structure: Structure, sample: Sample) -> int:
+        """As many examples as give every column of the widest projection eight tokens."""
+        columns = max(s.units * s.width for s in structure.sublayers)
+        tokens = sample.mean_length or 1.0
+        count = FEWEST
+        while count * tokens < TOKENS_PER_COLUMN * columns:
+            count *= 2
+        return count
+
+    def enough(
+        self, evidence: Evidence, structure: Structure, limits: Sequence[Limit], lengths: Sequence[float]
+    ) -> str:
+        """The estimated loss of the best choice under the limits is too small for more examples to matter."""
+        try:
+            counts = self._counts(evidence, structure, limits, 1)
+        except ConstraintError:
+            return ""
+        loss = expected_loss(evidence, structure, counts, lengths)
+        return f"the estimated loss, {loss:.2g} nats an example, is below {SETTLED:g}" if loss <= SETTLED else ""
+
+    def _counts(self, evidence: Evidence, structure: Structure, limits: Sequence[Limit], multiple_of: int) -> list[int]:
+        errors = [seen.order.error.numpy()[::-1] for seen in evidence]  # by units kept
+        return allocate_counts(structure.sublayers, errors, limits, multiple_of)
 
     def choose(
         self, evidence: Evidence, structure: Structure, limits: Sequence[Limit], *, multiple_of: int, stages: Stages
     ) -> list[Tensor]:
         """The counts with the least summed error within every budget, each filled by its sublayer's order."""
         with stages("allocate"):
-            errors = [o.error.numpy()[::-1] for o in evidence]  # by units kept
-            counts = allocate_counts(structure.sublayers, errors, limits, multiple_of)
-            return [o.kept(count) for o, count in zip(evidence, counts, strict=True)]
+            counts = self._counts(evidence, structure, limits, multiple_of)
+            return [seen.order.kept(count) for seen, count in zip(evidence, counts, strict=True)]
 
-    def pack(self, evidence: Evidence) -> dict[str, Tensor]:
-        """Orders and error curves, by sublayer."""
-        parts = {f"{i}.removed": order.removed for i, order in enumerate(evidence)}
-        return parts | {f"{i}.error": order.error for i, order in enumerate(evidence)}
-
-    def unpack(self, tensors: Mapping[str, Tensor], structure: Structure) -> list[Order]:
-        """The orders, each a permutation of its sublayer's units with a finite error curve."""
-        orders = []
-        for i, sublayer in enumerate(structure.sublayers):
-            order = Order(tensors[f"{i}.removed"], tensors[f"{i}.error"])
-            whole = sorted(order.removed.tolist()) == list(range(sublayer.units))
-            if not whole or len(order.error) != sublayer.units + 1 or not order.error.isfinite().all():
-                raise ValueError(f"the order of the {sublayer.name} is damaged; measure again")
-            orders.append(order)
-        return orders
-
-    def repair(self, teacher: Structure, student: Structure, sample: Sample, *, stages: Stages) -> list[Repaired]:
-        """Ridge refit of every output projection, bottom-up."""
+    def repair(
+        self, teacher: Structure, student: Structure, batches: Sequence[Batch], *, stages: Stages
+    ) -> list[Repaired]:
+        """Ridge refit of every output projection, from the first layer to the last."""
         if not self.refit:
             return []
         notes: list[Repaired] = []
 
-        def one(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
+        def out_of_units(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
             result = refit(sublayer.weight, sublayer.bias, fit, held_out, ridge=self.ridge)
             if result.kept:
                 sublayer.write(result.weight, result.bias)
@@ -100,7 +134,7 @@ class Surgeon:
             notes.append(Repaired(sublayer.name, result.before, result.after, result.kept, note))
             return True
 
-        def into(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
+        def into_units(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
             eye = torch.eye(len(fit.gram), dtype=torch.float64, device=fit.gram.device)
             bias = eye.new_zeros(len(eye)) if sublayer.inputs_have_bias else None
             result = refit(eye, bias, fit, held_out, ridge=self.ridge)
@@ -109,6 +143,41 @@ class Surgeon:
             return True
 
         with stages("refit") as progress:
-            realign = into if self.realign else None
-            walk(teacher, student, sample, one, realign=realign, precision=self.precision, progress=progress)
+            realign = into_units if self.realign else None
+            repair_layers(
+                teacher, student, batches, out_of_units, realign=realign, precision=self.precision, progress=progress
+            )
         return notes
+
+    def finished(self, evidence: Evidence) -> list[Ordered]:
+        """The orders alone: the curvatures may take half a gigabyte."""
+        return [Ordered(seen.order) for seen in evidence]
+
+    def pack(self, evidence: Evidence) -> dict[str, Tensor]:
+        """Orders and error curves, by sublayer."""
+        parts = {f"{i}.removed": seen.order.removed for i, seen in enumerate(evidence)}
+        return parts | {f"{i}.error": seen.order.error for i, seen in enumerate(evidence)}
+
+    def unpack(self, tensors: Mapping[str, Tensor], structure: Structure) -> list[Ordered]:
+        """The orders, each a permutation of its sublayer's units with a finite error curve."""
+        found = []
+        for i, sublayer in enumerate(structure.sublayers):
+            order = Order(tensors[f"{i}.removed"], tensors[f"{i}.error"])
+            whole = sorted(order.removed.tolist()) == list(range(sublayer.units))
+            if not whole or len(order.error) != sublayer.units + 1 or not order.error.isfinite().all():
+                raise ValueError(f"the order of the {sublayer.name} is damaged; measure again")
+            found.append(Ordered(order))
+        return found
+
+
+def expected_loss(evidence: Evidence, structure: Structure, counts: Sequence[int], lengths: Sequence[float]) -> float:
+    """The estimated rise of the loss of an example, in nats, with these units kept.
+
+    An error curve is tr(G dW A dW^T) per token; half of that, times the tokens of an example, is the second-order
+    change of its loss (for classes, of the divergence from the teacher's own prediction).
+    """
+    losses = (
+        0.5 * length * s.repeats * float(seen.order.error[s.units - count])
+        for seen, s, count, length in zip(evidence, structure.sublayers, counts, lengths, strict=True)
+    )
+    return sum(losses)

@@ -18,7 +18,7 @@ from shearling.models.table import ROWS, UNSUPPORTED
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from shearling.sample.sample import Batch
+    from shearling.sample.batch import Batch
 
 
 Share = Literal["all", "fit", "held out"]  # of the examples
@@ -37,15 +37,15 @@ class Stack:
     def real_tokens(self, batch: Batch, shape: torch.Size) -> Tensor | None:
         """[B, S] bool: which of the tokens that come by here are not padding; None when all are."""
         name = self.mask_of(batch)
-        mask = batch.inputs.get(name)
+        mask = batch.masks.get(name)
         if self.frames is not None and mask is not None and mask.shape != shape:
-            batch = replace(batch, inputs={name: self.frames(shape[1], mask)})
+            batch = replace(batch, masks={name: self.frames(shape[1], mask)})
         return batch.real_tokens(name, shape)
 
     def rows(self, batch: Batch, shape: torch.Size, part: Share = "all") -> Tensor | slice:
         """Where in [B x S] the real tokens are, of all examples or of those of a part.
 
-        Worked out once per batch: on a GPU, asking again for every sublayer would stop the queue each time.
+        Worked out once per batch, on the host: asking a GPU would stop its queue.
         """
         key = (self.row.layers, shape, part)
         if key not in batch.remembered:
@@ -60,7 +60,8 @@ class Stack:
             return slice(*(None if at is None else at * shape[1] for at in (examples.start, examples.stop)))
         chosen = torch.zeros(shape, dtype=torch.bool)
         chosen[examples] = True
-        return (chosen if real is None else chosen.to(real.device) & real).flatten().nonzero().flatten()
+        rows = (chosen if real is None else chosen & real).flatten().nonzero().flatten()
+        return rows.to(next(iter(batch.inputs.values())).device, non_blocking=True)
 
     def mask_of(self, batch: Batch) -> str:
         """The input that tells these layers what is padding. A decoder without inputs of its own sees the encoder's."""

@@ -7,21 +7,23 @@ derivative can be read from a single backward of the summed losses.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from shearling.engine.distributed import add_up
 from shearling.engine.hooks import by_example, device_of, differentiable, frozen, run, watched
-from shearling.engine.losses import example_losses
-from shearling.engine.precision import Precision, fast_matmul
+from shearling.engine.losses import check_finite, example_losses
+from shearling.engine.precision import Precision, kernels
 from shearling.engine.progress import Progress, silent
 from shearling.models.structure import Structure
-from shearling.sample.sample import Sample
+from shearling.sample.batch import Batch
 
 
 def mask_gradients(
     structure: Structure,
-    sample: Sample,
+    batches: Sequence[Batch],
     *,
     seed: int = 0,
     labels: bool = True,
@@ -31,6 +33,7 @@ def mask_gradients(
     """Per sublayer [examples, units]: the derivative of each example's loss with respect to each mask variable."""
     model, sublayers = structure.model, structure.sublayers
     rows: list[list[Tensor]] = [[] for _ in sublayers]
+    losses: list[Tensor] = []
 
     def on_input(number: int, h: Tensor) -> None:
         width, wide = sublayers[number].width, _wide(sublayers[number].weight)
@@ -44,18 +47,21 @@ def mask_gradients(
         if h.requires_grad and sublayers[number].units:
             h.register_hook(on_gradient)
 
-    with frozen(model), fast_matmul(precision), watched(sublayers, on_input), differentiable(structure) as leaves:
-        for done, host_batch in enumerate(sample):
+    with frozen(model), kernels(precision), watched(sublayers, on_input), differentiable(structure) as leaves:
+        for done, given in enumerate(batches):
             pending: dict[int, Tensor] = {}
-            batch = host_batch.to(device_of(model))
+            batch = given.to(device_of(model))
             outputs = run(model, batch, precision)
-            example_losses(model, outputs, batch, seed=seed, labels=labels).sum().backward(inputs=leaves)
+            losses.append(example_losses(model, outputs, batch, seed=seed, labels=labels))
+            losses[-1].sum().backward(inputs=leaves)
+            losses[-1] = losses[-1].detach()
             leaves.clear()
             for number, sublayer in enumerate(sublayers):
                 weight = sublayer.weight
                 none = torch.zeros(len(batch), sublayer.units, dtype=_wide(weight), device=weight.device)
                 rows[number].append(pending.get(number, none))
-            progress(done + 1, len(sample))
+            progress(done + 1, len(batches))
+    check_finite(losses, batches)
     return [torch.cat(parts) for parts in rows]
 
 

@@ -49,6 +49,8 @@ class Report:
     mean_length: float
     fingerprint: str
     model_type: str
+    given: int = 0
+    why: str = ""
     repairs: list[Repaired] = field(default_factory=list)
     check: float | None = None
     warnings: list[str] = field(default_factory=list)
@@ -73,6 +75,8 @@ class Report:
                 "examples": self.examples,
                 "mean_length": self.mean_length,
                 "fingerprint": self.fingerprint,
+                **({"given": self.given} if self.given else {}),
+                **({"why": self.why} if self.why else {}),
             },
             "model_type": self.model_type,
             "repairs": [asdict(r) for r in self.repairs],

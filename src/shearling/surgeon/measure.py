@@ -6,6 +6,7 @@ the output projection. Their Kronecker product approximates the Fisher informati
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,11 +14,12 @@ from torch import Tensor
 
 from shearling.engine.distributed import add_up
 from shearling.engine.hooks import by_example, device_of, differentiable, flat, frozen, run, watched
-from shearling.engine.losses import example_losses
-from shearling.engine.precision import Precision, add_product_, fast_matmul
+from shearling.engine.losses import check_finite, example_losses
+from shearling.engine.memory import free_bytes
+from shearling.engine.precision import Precision, add_gram_, kernels
 from shearling.engine.progress import Progress, silent
 from shearling.models.structure import Structure
-from shearling.sample.sample import Sample
+from shearling.sample.batch import Batch
 
 
 @dataclass
@@ -28,11 +30,12 @@ class Curvature:
     G: Tensor  # [D, D]
     W: Tensor  # [D, n]
     width: int  # columns per unit
+    tokens: float = 0.0  # that A and G are means over
 
 
 def measure(
     structure: Structure,
-    sample: Sample,
+    batches: Sequence[Batch],
     *,
     seed: int = 0,
     labels: bool = False,
@@ -45,41 +48,54 @@ def measure(
     host = not _room(structure)
     found = [_empty(s.weight.detach(), s.width, host) for s in sublayers]
     counts = [torch.zeros((), dtype=torch.float64, device=c.A.device) for c in found]
-    batch = sample.batches[0]
+    batch = batches[0]
+    losses: list[Tensor] = []
 
     def on_input(number: int, h: Tensor) -> None:
         h = by_example(h, len(batch))
         rows = flat(h, stacks[number].rows(batch, h.shape[:2]))[:, : found[number].A.shape[0]]
-        add_product_(found[number].A, rows, rows)
+        add_gram_(found[number].A, rows)
         counts[number].add_(len(rows))
 
     def on_output(number: int, output: Tensor) -> None:
         def on_gradient(gradient: Tensor) -> None:
             gradient = by_example(gradient, len(batch))
             rows = flat(gradient, stacks[number].rows(batch, gradient.shape[:2]))
-            add_product_(found[number].G, rows, rows)
+            add_gram_(found[number].G, rows)
 
         if output.requires_grad:  # a sublayer with no unit left gives a constant
             output.register_hook(on_gradient)
 
     with (
         frozen(model),
-        fast_matmul(precision),
+        kernels(precision),
         watched(sublayers, on_input, on_output),
         differentiable(structure) as leaves,
     ):
-        for done, host_batch in enumerate(sample):
-            batch = host_batch.to(device_of(model))
+        for done, given in enumerate(batches):
+            batch = given.to(device_of(model))
             outputs = run(model, batch, precision)
-            example_losses(model, outputs, batch, seed=seed, labels=labels).sum().backward(inputs=leaves)
+            losses.append(example_losses(model, outputs, batch, seed=seed, labels=labels))
+            losses[-1].sum().backward(inputs=leaves)
+            losses[-1] = losses[-1].detach()
             leaves.clear()
-            progress(done + 1, len(sample))
+            progress(done + 1, len(batches))
 
+    check_finite(losses, batches)
     add_up([t for c, n in zip(found, counts, strict=True) for t in (c.A, c.G, n)])
     for curvature, count in zip(found, counts, strict=True):
         curvature.A /= count
         curvature.G /= count
+        curvature.tokens = float(count)
     return found
+
+
+def merged(first: Curvature, second: Curvature) -> Curvature:
+    """The curvature over the tokens of both."""
+    tokens = first.tokens + second.tokens
+    share = first.tokens / tokens
+    A, G = (a.lerp(b, 1 - share) for a, b in ((first.A, second.A), (first.G, second.G)))
+    return Curvature(A, G, first.W, first.width, tokens)
 
 
 def _room(structure: Structure) -> bool:
@@ -89,7 +105,7 @@ def _room(structure: Structure) -> bool:
         weight = sublayer.weight
         wanted[weight.device] = wanted.get(weight.device, 0) + 4 * sum(side**2 for side in weight.shape)
     gpus = {device: size for device, size in wanted.items() if device.type == "cuda"}
-    return all(2 * size < torch.cuda.mem_get_info(device)[0] for device, size in gpus.items())
+    return all(2 * size < free_bytes(device) for device, size in gpus.items())
 
 
 def _empty(weight: Tensor, width: int, host: bool) -> Curvature:

@@ -20,7 +20,8 @@ from shearling.errors import ConstraintError, DataError, ModelError, ShearlingEr
 from shearling.latency.meet import checked_table
 from shearling.latency.table import load_table
 from shearling.methods import Method, Surgeon
-from shearling.pipeline import SAMPLES, Plan, Pruned, measure
+from shearling.pipeline import MOST_SAMPLES as SAMPLES
+from shearling.pipeline import Plan, Pruned, measure
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -1,0 +1,290 @@
+"""From what callers hold (a DataLoader, batches of any size, rows of a data set) to a sample.
+
+A batch is taken apart into examples, and the padding that its attention mask shows is removed, on either side. What
+cannot be taken apart safely, because an input's shape does not tell what belongs to which token, is only ever cut
+between examples, and the sample notes it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
+
+from shearling.errors import DataError
+from shearling.sample.batch import IGNORED, LABELS
+from shearling.sample.sample import Column, Group, Sample
+
+# Inputs with one entry a token, by the mask that tells real tokens from padding.
+AXES = {
+    "attention_mask": (
+        "input_ids",
+        "token_type_ids",
+        "position_ids",
+        "inputs_embeds",
+        "bbox",
+        "labels",
+        "input_values",
+    ),
+    "decoder_attention_mask": ("decoder_input_ids", "decoder_inputs_embeds", "decoder_position_ids", "labels"),
+}
+POSITIONS = ("start_positions", "end_positions")  # they count tokens from the left, padding included
+STREAMED = 16  # of a stream of unknown length, at most so many times the examples that are used are read
+DRAWN_AT_ONCE = 256  # examples that a loader's collate function is given
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What the model takes.
+
+    names    the inputs its forward names; empty where it names none and takes whatever comes
+    pad      the token that fills a batch
+    batches  whether examples may share a batch (a head that looks for padding needs a padding token)
+    """
+
+    names: frozenset[str] = frozenset()
+    pad: int = 0
+    batches: bool = True
+
+    def wants(self, name: str) -> bool:
+        """Whether an input of this name is of use."""
+        return not self.names or name in self.names or name in LABELS
+
+
+def accepted_by(model: Any) -> Accepted:
+    """What a model's forward takes, and how its inputs are padded."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    named = inspect.signature(model.forward).parameters.values()
+    pad = getattr(model.config, "pad_token_id", None)
+    pools_last = type(model).__name__.endswith("ForSequenceClassification") and not isinstance(pad, int)
+    decodes = hasattr(model, "can_generate") and pools_last and not hasattr(model.config, "type_vocab_size")
+    return Accepted(
+        frozenset(parameter.name for parameter in named if parameter.kind in kinds),
+        pad if isinstance(pad, int) and pad >= 0 else 0,
+        batches=not decodes,
+    )
+
+
+def sample_of(data: Any, *, limit: int | None = None, accepted: Accepted | None = None, seed: int = 0) -> Sample:
+    """A sample of at most `limit` examples, drawn by the seed from all that are given.
+
+    data  a DataLoader, any iterable of batches (dicts of tensors), or rows: a tokenised data set, dicts of one example
+
+    Batches may bring more than the model takes (`idx`, `text`): what is neither a label nor accepted is dropped, as
+    Trainer does.
+    """
+    if isinstance(data, Sample):
+        return data if limit is None else data.drawn(limit, seed)
+    if isinstance(data, Mapping):
+        data = [data]
+    if not isinstance(data, Iterable):
+        raise DataError(f"The sample must be an iterable of batches (dicts of tensors); got {type(data).__name__}.")
+    reader = _Reader(accepted or Accepted())
+    given = None
+    for raw in _source(data, limit, seed, reader):
+        given = raw
+        reader.read(raw)
+        if reader.count >= reader.most:
+            reader.notes.append(f"of a stream of unknown length, the first {reader.count:,} examples were read")
+            break
+    if given is None or not reader.count:
+        raise DataError(
+            "The sample is empty: not one batch came out of it. Give at least one; 2,048 examples are good."
+        )
+    sample = reader.finish()
+    return sample if limit is None else sample.drawn(limit, seed)
+
+
+def _source(data: Any, limit: int | None, seed: int, reader: _Reader) -> Iterator[Any]:
+    """What is read, batch by batch or row by row; large data sets are drawn from without reading all of them."""
+    if isinstance(data, DataLoader):
+        plain = isinstance(data.sampler, (RandomSampler, SequentialSampler)) and data.batch_size is not None
+        dataset: Any = data.dataset
+        if limit is not None and plain and isinstance(dataset, Sized) and len(dataset) > limit:
+            yield from _drawn_from(data, limit, seed, reader)
+            return
+    elif hasattr(data, "column_names") and hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        drawn = np.random.default_rng(seed).permutation(len(data))[:limit]
+        reader.given, reader.rows = len(data), True
+        yield from (data[int(row)] for row in np.sort(drawn))
+        return
+    if not hasattr(data, "__len__") and limit is not None:
+        reader.most = STREAMED * limit
+    yield from data
+
+
+def _drawn_from(loader: DataLoader[Any], limit: int, seed: int, reader: _Reader) -> Iterator[Any]:
+    """Examples of the loader's data set, drawn by the seed, put together as the loader would."""
+    dataset: Any = loader.dataset
+    chosen = np.sort(np.random.default_rng(seed).permutation(len(dataset))[:limit])
+    reader.given = len(dataset)
+    for start in range(0, limit, DRAWN_AT_ONCE):
+        yield loader.collate_fn([dataset[int(i)] for i in chosen[start : start + DRAWN_AT_ONCE]])
+
+
+@dataclass
+class _Pile:
+    """Parts of one group, as they come."""
+
+    columns: dict[str, list[Tensor]] = field(default_factory=dict)
+    axes: dict[str, str] = field(default_factory=dict)
+    lengths: dict[str, list[Tensor]] = field(default_factory=dict)
+    indices: list[Tensor] = field(default_factory=list)
+
+
+@dataclass
+class _Reader:
+    """Takes batches apart and sorts the examples into groups."""
+
+    accepted: Accepted
+    piles: dict[Any, _Pile] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    count: int = 0
+    batches: int = 0
+    given: int = 0
+    rows: bool = False  # whether what is read are single examples, without a batch dimension
+    most: float = float("inf")
+
+    def read(self, raw: Any) -> None:
+        """One batch, or one row."""
+        number = self.batches
+        self.batches += 1
+        if not isinstance(raw, Mapping):
+            raise DataError(
+                f"Batch {number} of the sample is a {type(raw).__name__}; expected a dict of tensors such as "
+                "{'input_ids': ..., 'attention_mask': ...}."
+            )
+        tensors = self._tensors(raw, number)
+        sizes = {key: len(value) for key, value in tensors.items()}
+        if len(set(sizes.values())) != 1:
+            raise DataError(f"The tensors of batch {number} do not agree on the number of examples: {sizes}.")
+        axes = _axes(tensors)
+        unclear = axes is None or not self.accepted.batches
+        if axes is None:
+            self.notes.append("some inputs have a shape that does not tell their tokens: batches stay as they came")
+        self._add(tensors, axes or {}, number if unclear else None)
+        self.count += next(iter(sizes.values()))
+
+    def _tensors(self, raw: Mapping[str, Any], number: int) -> dict[str, Tensor]:
+        """What the model can use of a batch, on the host; a row gets a batch dimension."""
+        row = self.rows or _dimensions(raw.get("input_ids")) == 1
+        found: dict[str, Tensor] = {}
+        for key, value in raw.items():
+            if not self.accepted.wants(key) or value is None or (key != "input_ids" and _is_text(value)):
+                continue
+            if not row and _dimensions(value) == 0:
+                continue  # a flag such as `return_loss`: about the call, not about an example
+            tensor = _host(value, key, number)
+            found["labels" if key == "label" else key] = tensor[None] if row else tensor
+        if not found.keys() - set(LABELS):
+            names = sorted(self.accepted.names - set(LABELS))
+            takes = f"; the model takes {names}" if names else ""
+            raise DataError(
+                f"Batch {number} of the sample brings {sorted(raw)}, and nothing the model can run on{takes}."
+            )
+        return found
+
+    def _add(self, tensors: dict[str, Tensor], axes: dict[str, str], apart: int | None) -> None:
+        """Put the examples of a batch on the pile of their kind."""
+        kept = {mask: _kept(tensors[mask]) for mask in set(axes.values())}
+        kind = [
+            (n, t.dtype, axes.get(n), t.shape[2:] if n in axes else t.shape[1:]) for n, t in sorted(tensors.items())
+        ]
+        pile = self.piles.setdefault((apart, *kind), _Pile(axes=axes))
+        for name, tensor in tensors.items():
+            if name in axes:
+                inside = kept[axes[name]][0]
+                tensor = tensor.flatten(0, 1) if inside is None else tensor[inside]
+            elif name in POSITIONS and "attention_mask" in kept and kept["attention_mask"][2] is not None:
+                tensor = tensor - kept["attention_mask"][2].to(tensor)
+            pile.columns.setdefault(name, []).append(tensor)
+        for mask, (_, lengths, _) in kept.items():
+            pile.lengths.setdefault(mask, []).append(lengths)
+        size = len(next(iter(tensors.values())))
+        pile.indices.append(torch.arange(self.count, self.count + size))
+
+    def finish(self) -> Sample:
+        """The sample of all that was read."""
+        groups = []
+        for pile in self.piles.values():
+            columns = {
+                name: Column(torch.cat(parts), pile.axes.get(name, ""), self._pad(name))
+                for name, parts in pile.columns.items()
+            }
+            lengths = {axis: torch.cat(parts) for axis, parts in pile.lengths.items()}
+            groups.append(Group(columns, lengths, torch.cat(pile.indices)))
+        return Sample(tuple(groups), self.given or self.count, tuple(dict.fromkeys(self.notes)))
+
+    def _pad(self, name: str) -> int:
+        return self.accepted.pad if name.endswith("input_ids") else IGNORED if name in LABELS else 0
+
+
+def _axes(tensors: dict[str, Tensor]) -> dict[str, str] | None:
+    """Per input with one entry a token, the mask it goes with; None where a shape does not tell."""
+    axes: dict[str, str] = {}
+    lengths = set()
+    for mask, names in AXES.items():
+        found = tensors.get(mask)
+        if found is None:
+            continue
+        if found.dim() != 2:
+            return None
+        axes[mask] = mask
+        lengths.add(found.shape[1])
+        for name in names:
+            if name in tensors and tensors[name].shape[:2] == found.shape and not _is_class_row(name, tensors[name]):
+                axes[name] = mask
+    for name, tensor in tensors.items():
+        fixed = name in LABELS or name in ("pixel_values", "input_features")
+        if name not in axes and not fixed and any(size in lengths for size in tensor.shape[1:]):
+            return None
+    return axes
+
+
+def _is_class_row(name: str, tensor: Tensor) -> bool:
+    """Labels of several classes at once are numbers, [B, classes], however many tokens there are."""
+    return name == "labels" and tensor.is_floating_point()
+
+
+def _kept(mask: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
+    """([B, S] bool: what stays once the padding on both sides is gone, [B] lengths, [B] tokens gone on the left).
+
+    None for the first where all stays, for the last where nothing is gone on the left. Zeros between real tokens stay,
+    and so does an example without a single real token.
+    """
+    examples, length = mask.shape
+    real = mask != 0
+    if bool(real.all()):
+        return None, torch.full((examples,), length), None
+    place = torch.arange(length)
+    empty = ~real.any(1)
+    first = torch.where(real, place, length).amin(1).masked_fill_(empty, 0)
+    last = torch.where(real, place, -1).amax(1).masked_fill_(empty, length - 1)
+    inside = (place >= first[:, None]) & (place <= last[:, None])
+    return inside, last - first + 1, first if bool(first.any()) else None
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, (list, tuple)) and bool(value) and _is_text(value[0]))
+
+
+def _dimensions(value: Any) -> int:
+    """How many dimensions a tensor, an array or nested lists have."""
+    if isinstance(value, (list, tuple)):
+        return 1 + (_dimensions(value[0]) if value else 0)
+    return int(getattr(value, "ndim", 0))
+
+
+def _host(value: Any, key: str, number: int) -> Tensor:
+    if not isinstance(value, Tensor):
+        try:
+            return torch.as_tensor(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise DataError(f"'{key}' of batch {number} is not a tensor and cannot be made one: {error}") from None
+    return value.detach().cpu()

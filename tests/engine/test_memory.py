@@ -1,0 +1,67 @@
+"""Batches that fit, and smaller ones when they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from shearling.engine.memory import BACKWARD_TOKENS, cut_batches, with_smaller_batches
+from shearling.errors import DataError, ShearlingError
+from shearling.sample.batch import Batch
+from shearling.sample.read import sample_of
+from tiny import batches_of
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _few_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BACKWARD_TOKENS, "cpu", 96)
+
+
+def test_batches_have_at_most_so_many_tokens() -> None:
+    batches = cut_batches(sample_of(batches_of(4, 8)), CPU, backward=True)
+    assert sum(map(len, batches)) == 32
+    assert all(batch.inputs["input_ids"].numel() <= 96 for batch in batches)
+
+
+def test_memory_that_runs_out_halves_the_batches() -> None:
+    sizes: list[int] = []
+
+    def stage(batches: Sequence[Batch]) -> int:
+        sizes.append(max(batch.inputs["input_ids"].numel() for batch in batches))
+        if sizes[-1] > 30:
+            raise torch.OutOfMemoryError
+        return sum(map(len, batches))
+
+    assert with_smaller_batches(stage, sample_of(batches_of(2, 8)), CPU, backward=True) == 16
+    assert len(sizes) == 3
+    assert sizes[0] <= 96
+    assert sizes[1] <= 48
+    assert sizes[2] <= 24
+
+
+def test_not_even_one_example_fits() -> None:
+    def stage(batches: Sequence[Batch]) -> None:
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(DataError, match="single example"):
+        with_smaller_batches(stage, sample_of(batches_of(2, 8)), CPU, backward=True)
+
+
+def test_other_errors_are_not_taken_for_it() -> None:
+    def stage(batches: Sequence[Batch]) -> None:
+        raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        with_smaller_batches(stage, sample_of(batches_of(1)), CPU, backward=True)
+
+
+def test_a_process_among_others_does_not_start_over_alone() -> None:
+    def stage(batches: Sequence[Batch]) -> None:
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(ShearlingError, match=r"batches of \d+.*max_length"):
+        with_smaller_batches(stage, sample_of(batches_of(2, 8)), CPU, backward=True, alone=False)

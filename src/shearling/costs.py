@@ -86,7 +86,8 @@ def ratio_of(name: str, value: object) -> float:
 def macs_per_unit(sublayer: Sublayer, length: float) -> float:
     """Multiply-accumulates of one unit for one example of `length` tokens."""
     product = 2 * length**2 * sublayer.width if sublayer.kind == "heads" else 0.0  # q k^T and its product with v
-    positions = sublayer.position_products * sublayer.position_rows * sublayer.width  # projected, then met by tokens
+    rows = sublayer.position_rows(length)
+    positions = sublayer.position_products * rows * sublayer.width  # projected, then met by tokens
     once = length * sublayer.weights_per_unit + product + positions * (sublayer.weight.shape[0] + length)
     return sublayer.repeats * once
 

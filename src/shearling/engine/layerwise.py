@@ -103,7 +103,7 @@ class Seen:
     """What one run of a layer showed of one sublayer, all [B, S, ...]."""
 
     z: Tensor | None = None  # input of the projections into the units
-    x: Tensor | None = None  # residual input, over the scale of the output if there is one
+    x: Tensor | None = None  # residual the output is added to, over the scale of the output if there is one
     h: Tensor | None = None  # input of the output projection
     o: Tensor | None = None  # its output
     hidden: Tensor | None = None  # output of the layer
@@ -115,12 +115,16 @@ def probe(stack: Stack, depth: int, part: int, lane: Lane, batch: int, upto: Poi
     sublayer = sublayers[part]
     scale = sublayer.scale
     seen = Seen()
+    added: list[Tensor] = []  # to the residual, by the sublayer beside this one
     entering = lane.hidden[batch]
     examples = len(entering)
 
     def on_residual(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         x = by_example(split_call(args, kwargs)[0], examples)
         seen.x = x if scale is None else x / scale
+
+    def on_output_beside(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        added.append(by_example(output[0] if isinstance(output, tuple) else output, examples))
 
     def on_z(module: nn.Module, args: tuple[Any, ...]) -> None:
         seen.z = by_example(args[0], examples)
@@ -133,7 +137,8 @@ def probe(stack: Stack, depth: int, part: int, lane: Lane, batch: int, upto: Poi
             raise _Stop
 
     def on_o(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        seen.o = by_example(output, examples)
+        # Falcon adds the attention's output to this one in place.
+        seen.o = by_example(output.clone() if sublayer.beside else output, examples)
         if upto == "out" and not sublayer.out_in_core:
             raise _Stop
 
@@ -148,6 +153,8 @@ def probe(stack: Stack, depth: int, part: int, lane: Lane, batch: int, upto: Poi
             if (number, batch) in lane.finished:
                 hooks.enter_context(giving(sublayers[number].core, lane.finished[number, batch]))
         hooks.callback(sublayer.residual.register_forward_pre_hook(on_residual, with_kwargs=True).remove)
+        if sublayer.beside:
+            hooks.callback(sublayers[part - 1].core.register_forward_hook(on_output_beside).remove)
         if sublayer.inputs:
             hooks.callback(sublayer.inputs[0].module.register_forward_pre_hook(on_z).remove)
         hooks.callback(sublayer.out.register_forward_pre_hook(on_h).remove)
@@ -156,6 +163,8 @@ def probe(stack: Stack, depth: int, part: int, lane: Lane, batch: int, upto: Poi
         hooks.enter_context(half_precision(stack.layers[depth], lane.precision))
         call = lane.call(batch, depth)
         out = _until_stopped(stack.layers[depth], entering, *call.args, **call.kwargs)
+    if seen.x is not None and added:
+        seen.x = seen.x + added[0]
     seen.hidden = out[0] if isinstance(out, tuple) else out
     return seen
 

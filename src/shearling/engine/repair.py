@@ -5,6 +5,7 @@ sublayer:
 
     into the units       the student's input z_S against the teacher's z_T
     out of the units     the student's h_S against y = o_T + x_T - x_S      (o: output, x: residual input; Eq. 12)
+                         or against o_T alone, where a norm stands between o and x (`Sublayer.follows`)
 
 To get there both models run the layer up to that point and stop (`lanes.py`).
 """
@@ -71,6 +72,16 @@ def walk(
                     lane.finished.clear()
 
 
+def target(sublayer: Sublayer, above: Seen, below: Seen) -> Tensor:
+    """What the output of the student's sublayer should be, given what was seen of it in teacher and student."""
+    assert above.o is not None
+    if sublayer.follows == "output":
+        return above.o
+    assert above.x is not None
+    assert below.x is not None
+    return above.o + above.x - below.x
+
+
 @dataclass
 class _Pair:
     """One sublayer in both models."""
@@ -94,7 +105,7 @@ class _Pair:
 
         def pairs(batch: int) -> Iterator[tuple[Tensor, Tensor]]:
             for above, below in self._both(batch, "end" if advance_teacher else "out", "h"):
-                y = above.o + above.x - below.x  # type: ignore[operator]
+                y = target(sublayer, above, below)
                 yield below.h[..., : sublayer.units * sublayer.width], y  # type: ignore[index]
                 if advance_teacher:
                     self._advance(batch, above)

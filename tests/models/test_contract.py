@@ -20,6 +20,7 @@ from shearling.checkpoint.save import MODELING, _auto_map, _modeling_file
 from shearling.costs import count_macs, count_params, parameters, sequence_lengths
 from shearling.engine.hooks import frozen, masked
 from shearling.engine.layerwise import Lane, Shelf, enter, probe
+from shearling.engine.repair import target
 from shearling.models.shrink import shrink
 from shearling.models.structure import structure_of
 from shearling.models.table import ROWS
@@ -69,20 +70,25 @@ def test_unit_counts(family: str) -> None:
     """Counted from the configuration alone, by the names each family uses for its sizes."""
     config = FAMILIES[family].config
     towers = [config["text_config"], config["vision_config"]] if "text_config" in config else [config]
+    towers = towers[:1] if family == "gemma3" else towers  # its vision tower stays as it is
+    sided = {"encoder_layers", "d_kv", "encoder_num_hidden_layers"}
     layers, heads, filters = [], [], []
     for tower in towers:
-        for side in ("encoder_", "decoder_") if "encoder_layers" in tower or "d_kv" in tower else ("",):
+        for side in ("encoder_", "decoder_") if sided & tower.keys() else ("",):
             if side == "decoder_" and ("encoder" in family or family == "mt5"):
                 continue
-            names = {"heads": ("num_key_value_heads", f"{side}attention_heads", "num_attention_heads", "n_heads",
-                               "num_heads", "n_head"),
+            names = {"heads": ("num_kv_heads", "num_key_value_heads", f"{side}attention_heads",
+                               f"{side}num_attention_heads", "num_attention_heads", "n_heads", "num_heads", "n_head"),
                      "filters": (f"{side}ffn_dim", "ffn_dim", "intermediate_size", "hidden_dim", "n_inner", "d_ff"),
-                     "layers": (f"{side}layers", "num_hidden_layers", "n_layers", "n_layer", "num_layers")}  # fmt: skip
+                     "layers": (f"{side}layers", f"{side}num_hidden_layers", "num_hidden_layers",
+                                 "n_layers", "n_layer", "num_layers")}  # fmt: skip
             found = {kind: next(tower[n] for n in options if n in tower) for kind, options in names.items()}
             depth = 1 if family == "albert" else found["layers"]
-            width = 64 if family == "dinov2" else found["filters"]  # mlp_ratio 2; gated: two thirds of it, to 48
+            width = (
+                64 if family in ("dinov2", "dinov2_with_registers") else found["filters"]
+            )  # mlp_ratio 2; gated: two thirds of it, to 48
             layers += [depth]
-            heads += [found["heads"]] * depth
+            heads += [FAMILIES[family].heads or found["heads"]] * depth
             filters += [width] * depth
     structure = structure_of(tiny_model(family))
     assert [len(stack.layers) for stack in structure.stacks] == layers
@@ -156,7 +162,7 @@ def test_statistics_are_finite_and_count_real_tokens(family: str) -> None:
 
 @every_family
 def test_what_repairs_aim_at_is_the_teacher(family: str) -> None:
-    """Were a sublayer of a student with damaged inputs to put out o_T + x_T - x_S, its layer would be the teacher's."""
+    """Were a sublayer of a student with damaged inputs to put out its target, its layer would be the teacher's."""
     model, batch = tiny_model(family), sample_of(tiny_batches(family, 1)).batches[0]
     structure = structure_of(model)
     with frozen(model), torch.inference_mode():
@@ -169,12 +175,32 @@ def test_what_repairs_aim_at_is_the_teacher(family: str) -> None:
                     above, below = (probe(stack, depth, part, lane, 0, "end") for lane in (teacher, student))
                     assert not same(below.hidden, above.hidden, 1e-3)
                     assert same(sublayer.weight @ above.h.mT, above.o.mT - _column(sublayer.bias), 1e-4)
-                    y = above.o + above.x - below.x
+                    y = target(sublayer, above, below)
                     handle = sublayer.out.register_forward_hook(lambda module, args, out, y=y: y.view_as(out))
-                    repaired = probe(stack, depth, part, student, 0, "end").hidden
+                    repaired, after = _run(stack, depth, part, student)
                     handle.remove()
-                    assert same(repaired, above.hidden, 1e-4), sublayer.name
+                    wanted = _run(stack, depth, part, teacher)[1]
+                    if sublayer.follows == "output":  # it adds what the teacher's does, to a residual of its own
+                        after, wanted = after - below.x, wanted - above.x
+                    assert same(after, wanted, 1e-4), sublayer.name
+                    if sublayer.follows == "residual" and not _has_one_beside(stack.sublayers[depth], part):
+                        assert same(repaired, above.hidden, 1e-4), sublayer.name
                 teacher.hidden[0] = above.hidden
+
+
+def _run(stack: Any, depth: int, part: int, lane: Lane) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a layer puts out, and the residual stream behind one of its sublayers."""
+    hidden = probe(stack, depth, part, lane, 0, "end").hidden
+    last = part == len(stack.sublayers[depth]) - 1
+    after = hidden if last else probe(stack, depth, part + 1, lane, 0, "out").x
+    assert hidden is not None
+    assert after is not None
+    return hidden, after
+
+
+def _has_one_beside(sublayers: Any, part: int) -> bool:
+    """Whether the next sublayer reads the residual from before this one: it then still sees the damage."""
+    return part + 1 < len(sublayers) and bool(sublayers[part + 1].beside)
 
 
 def _column(bias: torch.Tensor | None) -> torch.Tensor:
@@ -200,7 +226,7 @@ def test_prune_save_load(family: str, method: str, tmp_path: Path) -> None:
     assert same(outputs_of(again, batch), expected, 1e-6)
 
 
-NO_AUTO_CLASS = {"siglip_text_model"}  # transformers itself loads it by its own class alone
+NO_AUTO_CLASS = {"siglip_text_model", "siglip2_text_model"}  # transformers loads them by their own classes alone
 REMOTE = """
 import sys
 sys.path.insert(0, sys.argv[2])  # the transformers of the parent, which may have been laid over the environment
@@ -224,10 +250,15 @@ for folder, auto in lines:
 def _auto_class(model: Any) -> str:
     """The `AutoModel...` that gives this class, or the one that gives its base."""
     for name in model.config.auto_map:
-        found = getattr(transformers, name)._model_mapping[type(model.config)]
+        found = _class_of(name, model)
         if type(model) in (found if isinstance(found, tuple) else (found,)):
             return str(name)
     return "AutoModel"
+
+
+def _class_of(auto: str, model: Any) -> Any:
+    """The class, or classes, that an `AutoModel...` gives for the model's configuration."""
+    return getattr(transformers, auto)._model_mapping[type(model.config)]
 
 
 def test_every_family_loads_without_shearling(tmp_path: Path) -> None:
@@ -248,7 +279,7 @@ def test_every_family_loads_without_shearling(tmp_path: Path) -> None:
         torch.save(batch, folder / "inputs.pt")
         auto = _auto_class(small)
         with torch.no_grad():
-            runs = small if type(small) is not type(small.base_model) and auto != "AutoModel" else small.base_model
+            runs = small if isinstance(small, _class_of(auto, small)) else small.base_model
             expected[family] = runs(**batch, return_dict=True)
         lines.append(json.dumps([str(folder), auto]))
     (tmp_path / "list").write_text("\n".join(lines))

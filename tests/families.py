@@ -52,6 +52,7 @@ class Family:
     inputs: Inputs = "text"
     sdpa: bool = True
     heads: int = 0  # units of attention in a layer, where the names of the configuration's fields do not tell
+    filters: int = 0  # the same of all FFNs in a layer
 
 
 def _towers(kind: str) -> dict[str, Any]:
@@ -75,6 +76,13 @@ ALBERT = BERT | {"embedding_size": 16, "num_hidden_layers": 3}
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48, "vocab_size": 60, "n_positions": 40} | SPECIAL
 OPT = BERT | SPECIAL | {"ffn_dim": 48, "word_embed_proj_dim": 32}
 WHISPER = FAIRSEQ | {"num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 40}
+MOBILEBERT = BERT | {
+    "intra_bottleneck_size": 16, "true_hidden_size": 16, "num_feedforward_networks": 3, "embedding_size": 16,
+}  # fmt: skip
+SWIN = {
+    "image_size": 16, "patch_size": 2, "embed_dim": 16, "depths": [2, 1], "num_heads": [2, 4], "window_size": 4,
+    "mlp_ratio": 2.0,
+}  # fmt: skip
 NAFLEX = VISION | {"num_patches": 16}
 FAIRSEQ_40 = FAIRSEQ | {"max_position_embeddings": 40}
 MOONSHINE = {
@@ -153,6 +161,9 @@ FAMILIES |= {
     "deberta": Family("deberta", "DebertaForSequenceClassification", DEBERTA, sdpa=False),
     "eurobert": Family("eurobert", "EuroBertForMaskedLM", LLAMA | {"mask_token_id": 4}),
     "nomic_bert": Family("nomic_bert", "NomicBertModel", BERT | {"pad_token_id": 1}),
+    "mobilebert": Family("mobilebert", "MobileBertForSequenceClassification", MOBILEBERT, filters=144),
+    "swin": Family("swin", "SwinForImageClassification", SWIN, "image"),
+    "swin-padded": Family("swin", "SwinModel", SWIN | {"window_size": 3}, "image"),
     "dinov2_with_registers": Family(
         "dinov2_with_registers", "Dinov2WithRegistersModel", VISION | {"mlp_ratio": 2}, "image"
     ),

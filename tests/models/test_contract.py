@@ -69,6 +69,10 @@ def test_every_row_is_under_contract() -> None:
 def test_unit_counts(family: str) -> None:
     """Counted from the configuration alone, by the names each family uses for its sizes."""
     config = FAMILIES[family].config
+    if FAMILIES[family].model_type == "swin":  # stages differ: twice as wide, and twice as many heads
+        sizes = structure_of(tiny_model(family)).sizes
+        assert sizes == [{"heads": 2, "filters": 32}] * 2 + [{"heads": 4, "filters": 64}]
+        return
     towers = [config["text_config"], config["vision_config"]] if "text_config" in config else [config]
     towers = towers[:1] if family == "gemma3" else towers  # its vision tower stays as it is
     sided = {"encoder_layers", "d_kv", "encoder_num_hidden_layers"}
@@ -89,7 +93,7 @@ def test_unit_counts(family: str) -> None:
             )  # mlp_ratio 2; gated: two thirds of it, to 48
             layers += [depth]
             heads += [FAMILIES[family].heads or found["heads"]] * depth
-            filters += [width] * depth
+            filters += [FAMILIES[family].filters or width] * depth
     structure = structure_of(tiny_model(family))
     assert [len(stack.layers) for stack in structure.stacks] == layers
     assert structure.sizes == [{"heads": h, "filters": f} for h, f in zip(heads, filters, strict=True)]
@@ -182,8 +186,11 @@ def test_what_repairs_aim_at_is_the_teacher(family: str) -> None:
                     wanted = _run(stack, depth, part, teacher)[1]
                     if sublayer.follows == "output":  # it adds what the teacher's does, to a residual of its own
                         after, wanted = after - below.x, wanted - above.x
-                    assert same(after, wanted, 1e-4), sublayer.name
-                    if sublayer.follows == "residual" and not _has_one_beside(stack.sublayers[depth], part):
+                    # MobileBERT adds what entered the layer to its end too: that damage is not the last FFN's.
+                    if family != "mobilebert" or part < len(stack.sublayers[depth]) - 1:
+                        assert same(after, wanted, 1e-4), sublayer.name
+                    whole = family != "mobilebert" and not _has_one_beside(stack.sublayers[depth], part)
+                    if sublayer.follows == "residual" and whole:
                         assert same(repaired, above.hidden, 1e-4), sublayer.name
                 teacher.hidden[0] = above.hidden
 

@@ -120,7 +120,8 @@ def probe(stack: Stack, depth: int, part: int, lane: Lane, batch: int, upto: Poi
     examples = len(entering)
 
     def on_residual(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x = by_example(split_call(args, kwargs)[0], examples)
+        place = sublayer.part.place
+        x = by_example(args[place] if place else split_call(args, kwargs)[0], examples)
         seen.x = x if scale is None else x / scale
 
     def on_output_beside(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:

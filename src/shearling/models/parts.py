@@ -90,6 +90,18 @@ DEBERTA_V1 = (
     ),
     _BERT_FFN,
 )
+MOBILEBERT_HEADS = replace(
+    BERT_LIKE[0], residual="attention.output", place=1, size="attention.self.attention_head_size"
+)
+
+
+def mobilebert(ffns: int) -> tuple[Part, ...]:
+    """The layers of MobileBERT: attention and several FFNs, on a residual that is theirs alone."""
+    paths = [(f"ffn.{i}.intermediate", f"ffn.{i}.output.dense") for i in range(ffns - 1)]
+    more = (Part("filters", core=core, inputs=(f"{core}.dense",), out=out) for core, out in paths)
+    return MOBILEBERT_HEADS, *more, _BERT_FFN
+
+
 ESM = (replace(BERT_LIKE[0], residual="attention.LayerNorm"), replace(_BERT_FFN, residual="LayerNorm"))
 ROBERTA_PRE_LN = (ESM[0], _BERT_FFN)  # the norm of its FFN is inside the core
 MEGATRON_BERT = (replace(BERT_LIKE[0], residual="attention.ln"), replace(_BERT_FFN, residual="ln"))
@@ -134,6 +146,15 @@ def scaled(parts: tuple[Part, Part], *scales: str, pick: Pick | None = None) -> 
     return replace(heads, scale=scales[0], pick=pick), replace(filters, scale=scales[1])
 
 
+SWIN = (
+    replace(
+        vision()[0],
+        windows="window_size",
+        size="attention.head_dim",
+        own=(Along("attention.relative_position_bias.relative_position_bias_table", 1),),
+    ),
+    vision()[1],
+)
 BEIT = scaled(vision(), "lambda_1", "lambda_2", pick=Pick("attention_mask"))
 _DINOV2_SCALES = ("layer_scale1.lambda1", "layer_scale2.lambda1")
 _DINOV2_HEADS = vision("norm1")[0]

@@ -73,12 +73,16 @@ class Part:
     inputs     the projections whose rows belong to units; a path that a variant lacks is skipped
     out        the output projection: masks act on its input `h`
     residual   the module whose input is the residual `x`; the core, unless a norm comes before it
+    place      which of that module's inputs it is
     returns    how many values the core returns
     counters   attributes that count units (or their columns) and shrink with them; of the core's configuration too
     own        other parameters with entries for each unit
     scale      a parameter or number that multiplies the output before it meets the residual (LayerScale)
     norm       the norm between output and residual, where there is one: the refit then aims at the output alone
+    windows    the attribute with the side of the windows it runs in, where it does: the tokens are then not in the
+               order of the residual, and the refit aims at the output alone
     beside     whether it reads the same residual as the sublayer before it, and both outputs are added to that
+    size       the attribute with the size of a head, where the configuration does not tell
     floor      units that must stay in every layer; EVERY where none may go
     pick       an argument that has to be indexed by the heads that are left
     positions  relative positions that are projected too
@@ -89,12 +93,15 @@ class Part:
     inputs: tuple[str | Fused, ...]
     out: str
     residual: str = ""
+    place: int = 0
     returns: int = 1
     counters: tuple[str, ...] = ()
     own: tuple[Along, ...] = ()
     scale: str = ""
     norm: str = ""
+    windows: str = ""
     beside: bool = False
+    size: str = ""
     floor: int = 0
     pick: Pick | None = None
     positions: Positions | None = None

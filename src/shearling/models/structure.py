@@ -95,7 +95,14 @@ class Structure:
     @property
     def sizes(self) -> list[dict[str, int]]:
         """Units left per layer, as reports and `--json` give them."""
-        return [{s.kind: s.units for s in layer} for stack in self.stacks for layer in stack.sublayers]
+        return [_sum_by_kind(layer) for stack in self.stacks for layer in stack.sublayers]
+
+
+def _sum_by_kind(layer: tuple[Sublayer, ...]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for sublayer in layer:  # there may be several FFNs in it
+        sizes[sublayer.kind] = sizes.get(sublayer.kind, 0) + sublayer.units
+    return sizes
 
 
 def structure_of(model: PreTrainedModel) -> Structure:
@@ -180,8 +187,11 @@ def _first_of_each_type(config: Any, count: int) -> set[int]:
 
 def _sublayer(layer: nn.Module, path: str, part: Part, depth: int, row: StackRow, config: Any) -> Sublayer:
     columns = linear_shape(layer.get_submodule(part.out))[1]
-    width = _head_width(config, row) if part.kind == "heads" else 1
-    return Sublayer(part.kind, depth, path, layer, part, columns // width, width)
+    sublayer = Sublayer(part.kind, depth, path, layer, part, 0, 1)
+    if part.kind == "filters":
+        return replace(sublayer, units=columns)
+    width = int(sublayer.read(part.size) or 1) if part.size else _head_width(config, row)  # 1 where no head is left
+    return replace(sublayer, units=columns // width, width=width)
 
 
 def _head_width(config: Any, row: StackRow) -> int:

@@ -108,9 +108,13 @@ class Sublayer:
         """What a repair of the output projection aims at.
 
         residual  the teacher's residual stream behind the sublayer: o_T + x_T - x_S, which makes up for errors below
-        output    the teacher's output o_T alone, because a norm stands between it and the residual
+        output    the teacher's output o_T alone, because a norm stands between it and the residual, or it is in windows
         """
-        return "output" if self.part.norm else "residual"
+        return "output" if self.part.norm or self.part.windows else "residual"
+
+    def reach(self, length: float) -> float:
+        """How many tokens each one attends to, in a sequence of `length`."""
+        return min(length, self.read(self.part.windows) ** 2) if self.part.windows else length
 
     @property
     def beside(self) -> bool:
@@ -127,7 +131,9 @@ class Sublayer:
     def foldable(self) -> tuple[Projection, ...]:
         """The inputs that see the tokens and nothing else, so that a change of the tokens can be folded into them."""
         tokens = tuple(p for p in self.inputs if p.of_tokens)
-        return () if self.position_products and len(tokens) == len(self.inputs) else tokens
+        shared = self.position_products and len(tokens) == len(self.inputs)
+        apart = len({linear_shape(p.module)[1] for p in tokens}) > 1  # MobileBERT's values read what queries do not
+        return () if shared or apart else tokens
 
     @property
     def position_products(self) -> int:

@@ -44,9 +44,11 @@ from shearling.models.parts import (
     SPEECH_PRE_LN,
     STABLELM,
     STARCODER2,
+    SWIN,
     XLM_ROBERTA_XL,
     beside,
     fairseq,
+    mobilebert,
     t5,
     vision,
 )
@@ -73,6 +75,11 @@ ROWS: list[Row] = [
         refuses=(("talking_head", 0, "projections that mix its heads"),),
     ),
     Row(("distilbert",), (StackRow("transformer.layer", DISTILBERT),)),
+    Row(
+        ("mobilebert",),
+        tuple(StackRow("encoder.layer", mobilebert(ffns)) for ffns in range(8, 0, -1)),
+        note="filters of all FFNs in a layer",
+    ),
     Row(("mpnet",), (StackRow("encoder.layer", MPNET),)),
     Row(
         ("deberta-v2",),
@@ -88,6 +95,11 @@ ROWS: list[Row] = [
         note="its layers share weights: one cut for all depths, one head stays",
     ),
     Row(("vit", "deit"), (StackRow("layers", vision(), mask=""),)),
+    Row(
+        ("swin",),
+        tuple(StackRow(f"encoder.layers.{stage}.blocks", SWIN, mask="") for stage in range(6)),
+        note="every stage is a stack of its own",
+    ),
     Row(("beit",), (StackRow("layers", BEIT, mask=""),)),
     Row(
         ("dinov2", "dinov2_with_registers"),

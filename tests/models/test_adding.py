@@ -60,6 +60,12 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in shown for name in by_name)
 
 
+def test_the_page_lists_every_architecture() -> None:
+    page = (PAGE.parent / "architectures.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`([\w-]+)`", page.partition("## Inputs")[0]))
+    assert {name for row in table.ROWS for name in row.model_types} <= listed
+
+
 def refusal_of(config: Any) -> str:
     """Why a configuration is refused; the relative it names has a row."""
     with pytest.raises(UnsupportedArchitecture) as caught:

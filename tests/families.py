@@ -240,6 +240,12 @@ FAMILIES |= {
 FAMILIES = {
     name: family for name, family in FAMILIES.items() if hasattr(transformers, family.cls)
 }  # not in an older one
+# Their layers run the same edits as another family's of their row; what does not depend on the row is tested there.
+RELATIVES = {
+    "ernie", "data2vec-text", "rembert", "dinov2_with_registers", "siglip2_text_model", "unispeech", "unispeech-sat",
+    "pegasus", "m2m_100", "blenderbot", "blenderbot-small", "plbart", "smollm3", "olmo", "ministral", "helium",
+    "seed_oss", "ernie4_5", "hunyuan_v1_dense", "arcee", "nemotron", "olmo3", "cohere2", "falcon-11b", "swin-padded",
+}  # fmt: skip
 DECODERS = (
     "gpt2", "opt", "llama", "mistral", "qwen3", "gemma", "bart", "t5", "whisper", "phi3", "gemma2", "gemma3_text",
     "gpt_neox", "falcon-40b", "falcon-7b", "stablelm-parallel", "gptj", "olmo2", "moonshine", "marian",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tiny import batches_of
 
-Inputs = Literal["text", "seq2seq", "image", "both", "speech", "whisper"]
+Inputs = Literal["text", "seq2seq", "image", "both", "patches", "patches-both", "speech", "whisper", "moonshine"]
 
 BERT = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 60,
@@ -51,7 +51,8 @@ class Family:
     config: Mapping[str, Any]
     inputs: Inputs = "text"
     sdpa: bool = True
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    heads: int = 0  # units of attention in a layer, where the names of the configuration's fields do not tell
+    filters: int = 0  # the same of all FFNs in a layer
 
 
 def _towers(kind: str) -> dict[str, Any]:
@@ -75,6 +76,26 @@ ALBERT = BERT | {"embedding_size": 16, "num_hidden_layers": 3}
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48, "vocab_size": 60, "n_positions": 40} | SPECIAL
 OPT = BERT | SPECIAL | {"ffn_dim": 48, "word_embed_proj_dim": 32}
 WHISPER = FAIRSEQ | {"num_mel_bins": 8, "max_source_positions": 10, "max_target_positions": 40}
+MOBILEBERT = BERT | {
+    "intra_bottleneck_size": 16, "true_hidden_size": 16, "num_feedforward_networks": 3, "embedding_size": 16,
+}  # fmt: skip
+SWIN = {
+    "image_size": 16, "patch_size": 2, "embed_dim": 16, "depths": [2, 1], "num_heads": [2, 4], "window_size": 4,
+    "mlp_ratio": 2.0,
+}  # fmt: skip
+NAFLEX = VISION | {"num_patches": 16}
+FAIRSEQ_40 = FAIRSEQ | {"max_position_embeddings": 40}
+MOONSHINE = {
+    "hidden_size": 32, "intermediate_size": 48, "encoder_num_hidden_layers": 2, "decoder_num_hidden_layers": 2,
+    "encoder_num_attention_heads": 4, "decoder_num_attention_heads": 4, "vocab_size": 60,
+    "max_position_embeddings": 40, "decoder_start_token_id": 2, "pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3,
+}  # fmt: skip
+NEOX = BERT | {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3}
+FALCON = NEOX | {"ffn_hidden_size": 48}
+GPT_NEO = {
+    "hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 48, "vocab_size": 60,
+    "attention_types": [[["global", "local"], 1]], "window_size": 6, "max_position_embeddings": 40,
+} | SPECIAL  # fmt: skip
 BEIT = VISION | {"use_relative_position_bias": True, "layer_scale_init_value": 0.5}
 
 FAMILIES: dict[str, Family] = {
@@ -127,19 +148,122 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma": Family("gemma", "GemmaForCausalLM", LLAMA),
 }
-DECODERS = ("gpt2", "opt", "llama", "mistral", "qwen3", "gemma", "bart", "t5", "whisper")
+# Relatives: they run the layer code of one of the above, or the same edits.
+FAMILIES |= {
+    "ernie": Family("ernie", "ErnieForSequenceClassification", BERT),
+    "roformer": Family("roformer", "RoFormerForSequenceClassification", BERT | {"embedding_size": 32}, sdpa=False),
+    "data2vec-text": Family("data2vec-text", "Data2VecTextForSequenceClassification", BERT),
+    "rembert": Family("rembert", "RemBertForSequenceClassification", BERT | {"input_embedding_size": 16}, sdpa=False),
+    "esm": Family("esm", "EsmForMaskedLM", BERT | {"pad_token_id": 1, "mask_token_id": 4}),
+    "roberta-prelayernorm": Family("roberta-prelayernorm", "RobertaPreLayerNormForSequenceClassification", BERT),
+    "xlm-roberta-xl": Family("xlm-roberta-xl", "XLMRobertaXLForSequenceClassification", BERT),
+    "megatron-bert": Family("megatron-bert", "MegatronBertForSequenceClassification", BERT, sdpa=False),
+    "deberta": Family("deberta", "DebertaForSequenceClassification", DEBERTA, sdpa=False),
+    "eurobert": Family("eurobert", "EuroBertForMaskedLM", LLAMA | {"mask_token_id": 4}),
+    "nomic_bert": Family("nomic_bert", "NomicBertModel", BERT | {"pad_token_id": 1}),
+    "mobilebert": Family("mobilebert", "MobileBertForSequenceClassification", MOBILEBERT, filters=144),
+    "swin": Family("swin", "SwinForImageClassification", SWIN, "image"),
+    "swin-padded": Family("swin", "SwinModel", SWIN | {"window_size": 3}, "image"),
+    "dinov2_with_registers": Family(
+        "dinov2_with_registers", "Dinov2WithRegistersModel", VISION | {"mlp_ratio": 2}, "image"
+    ),
+    "dinov3_vit": Family("dinov3_vit", "DINOv3ViTModel", VISION | {"layerscale_value": 0.5}, "image"),
+    "dinov3_vit-gated": Family("dinov3_vit", "DINOv3ViTModel", VISION | {"use_gated_mlp": True}, "image"),
+    "siglip2": Family("siglip2", "Siglip2Model", _towers("siglip2"), "patches-both"),
+    "siglip2_text_model": Family("siglip2_text_model", "Siglip2TextModel", TEXT_TOWER),
+    "siglip2_vision_model": Family("siglip2_vision_model", "Siglip2VisionModel", NAFLEX, "patches"),
+    "unispeech": Family("unispeech", "UniSpeechForSequenceClassification", SPEECH, "speech"),
+    "unispeech-sat": Family("unispeech-sat", "UniSpeechSatForSequenceClassification", SPEECH, "speech"),
+    "moonshine": Family("moonshine", "MoonshineForConditionalGeneration", MOONSHINE, "moonshine"),
+    "mbart": Family("mbart", "MBartForConditionalGeneration", FAIRSEQ_40, "seq2seq"),
+    "pegasus": Family("pegasus", "PegasusForConditionalGeneration", FAIRSEQ_40, "seq2seq"),
+    "m2m_100": Family("m2m_100", "M2M100ForConditionalGeneration", FAIRSEQ_40, "seq2seq"),
+    "blenderbot": Family("blenderbot", "BlenderbotForConditionalGeneration", FAIRSEQ_40, "seq2seq"),
+    "blenderbot-small": Family("blenderbot-small", "BlenderbotSmallForConditionalGeneration", FAIRSEQ_40, "seq2seq"),
+    "marian": Family("marian", "MarianMTModel", FAIRSEQ_40, "seq2seq"),
+    "plbart": Family("plbart", "PLBartForConditionalGeneration", FAIRSEQ_40, "seq2seq"),
+    "smollm3": Family("smollm3", "SmolLM3ForCausalLM", LLAMA),
+    "olmo": Family("olmo", "OlmoForCausalLM", LLAMA),
+    "ministral": Family("ministral", "MinistralForCausalLM", LLAMA),
+    "helium": Family("helium", "HeliumForCausalLM", LLAMA),
+    "seed_oss": Family("seed_oss", "SeedOssForCausalLM", LLAMA),
+    "ernie4_5": Family("ernie4_5", "Ernie4_5ForCausalLM", LLAMA),
+    "hunyuan_v1_dense": Family("hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", LLAMA),
+    "arcee": Family("arcee", "ArceeForCausalLM", LLAMA),
+    "nemotron": Family("nemotron", "NemotronForCausalLM", LLAMA),
+    "granite": Family("granite", "GraniteForCausalLM", LLAMA | {"residual_multiplier": 0.5}),
+    "starcoder2": Family("starcoder2", "Starcoder2ForCausalLM", LLAMA),
+    "glm": Family("glm", "GlmForCausalLM", LLAMA),
+    "glm4": Family("glm4", "Glm4ForCausalLM", LLAMA),
+    "phi3": Family("phi3", "Phi3ForCausalLM", LLAMA),
+    "phi": Family("phi", "PhiForCausalLM", LLAMA),
+    "gemma2": Family("gemma2", "Gemma2ForCausalLM", LLAMA | {"sliding_window": 6}, sdpa=False),
+    "gemma3_text": Family(
+        "gemma3_text", "Gemma3ForCausalLM", LLAMA | {"sliding_window": 6, "sliding_window_pattern": 2}
+    ),
+    "gemma3": Family(
+        "gemma3",
+        "Gemma3ForConditionalGeneration",
+        {
+            "text_config": LLAMA | {"model_type": "gemma3_text", "sliding_window": 6},
+            "vision_config": VISION | {"model_type": "siglip_vision_model"},
+            "boi_token_index": 57,
+            "eoi_token_index": 58,
+            "image_token_index": 59,
+            "mm_tokens_per_image": 4,
+        },
+    ),
+    "exaone4": Family("exaone4", "Exaone4ForCausalLM", LLAMA | {"sliding_window": 6, "sliding_window_pattern": 2}),
+    "olmo2": Family("olmo2", "Olmo2ForCausalLM", LLAMA),
+    "olmo3": Family("olmo3", "Olmo3ForCausalLM", LLAMA | {"sliding_window": 6}),
+    "gpt_neox": Family("gpt_neox", "GPTNeoXForCausalLM", NEOX),
+    "gpt_neox-sequential": Family(
+        "gpt_neox", "GPTNeoXForSequenceClassification", NEOX | {"use_parallel_residual": False}
+    ),
+    "falcon-40b": Family("falcon", "FalconForCausalLM", FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon-7b": Family("falcon", "FalconForCausalLM", FALCON, heads=1),
+    "falcon-11b": Family(
+        "falcon",
+        "FalconForCausalLM",
+        FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon-sequential": Family(
+        "falcon", "FalconForSequenceClassification", FALCON | {"multi_query": False, "parallel_attn": False}
+    ),
+    "stablelm": Family("stablelm", "StableLmForCausalLM", LLAMA),
+    "stablelm-parallel": Family("stablelm", "StableLmForCausalLM", LLAMA | {"use_parallel_residual": True}),
+    "cohere": Family("cohere", "CohereForCausalLM", LLAMA | {"use_qk_norm": True}),
+    "cohere2": Family("cohere2", "Cohere2ForCausalLM", LLAMA | {"sliding_window": 6}),
+    "gptj": Family("gptj", "GPTJForCausalLM", GPT2 | {"rotary_dim": 4}, sdpa=False),
+    "gpt_neo": Family("gpt_neo", "GPTNeoForCausalLM", GPT_NEO, sdpa=False),
+}
+FAMILIES = {
+    name: family for name, family in FAMILIES.items() if hasattr(transformers, family.cls)
+}  # not in an older one
+# Their layers run the same edits as another family's of their row; what does not depend on the row is tested there.
+RELATIVES = {
+    "ernie", "data2vec-text", "rembert", "dinov2_with_registers", "siglip2_text_model", "unispeech", "unispeech-sat",
+    "pegasus", "m2m_100", "blenderbot", "blenderbot-small", "plbart", "smollm3", "olmo", "ministral", "helium",
+    "seed_oss", "ernie4_5", "hunyuan_v1_dense", "arcee", "nemotron", "olmo3", "cohere2", "falcon-11b", "swin-padded",
+}  # fmt: skip
+DECODERS = (
+    "gpt2", "opt", "llama", "mistral", "qwen3", "gemma", "bart", "t5", "whisper", "phi3", "gemma2", "gemma3_text",
+    "gpt_neox", "falcon-40b", "falcon-7b", "stablelm-parallel", "gptj", "olmo2", "moonshine", "marian",
+)  # fmt: skip
 
 
 def tiny_model(name: str, *, attention: str | None = None, seed: int = 0) -> Any:
     """A random model with weights large enough for units to matter."""
     torch.manual_seed(seed)
     family = FAMILIES[name]
-    config = transformers.AutoConfig.for_model(family.model_type, **family.config, **family.changes)
+    config = transformers.AutoConfig.for_model(family.model_type, **family.config)
     if attention is not None:
         config._attn_implementation = attention
     model = getattr(transformers, family.cls)._from_config(config, attn_implementation=attention)
     with torch.no_grad():
         for parameter in model.parameters():
+            if not parameter.requires_grad:
+                continue  # a fixed table of positions, which is not saved
             if parameter.dim() > 1:
                 parameter.mul_(4).add_(torch.randn_like(parameter) * 0.05)
             else:
@@ -179,6 +303,18 @@ def tiny_batches(
         elif kind == "whisper":
             batch = {"input_features": torch.randn(size, 8, 20, generator=generator)}
             batches.append(batch if "encoder" in name else batch | _decoder(size, mask_of(7), generator))
+        elif kind == "moonshine":
+            batches.append(
+                {"input_values": torch.randn(size, 2400, generator=generator)} | _decoder(size, mask_of(7), generator)
+            )
+        elif kind in ("patches", "patches-both"):
+            shapes = torch.tensor([[4, 4], [3, 4], [2, 5], [4, 2]])[torch.arange(size) % 4 if padded else [0] * size]
+            patches = {
+                "pixel_values": torch.randn(size, 16, 48, generator=generator),
+                "pixel_attention_mask": (torch.arange(16) < shapes.prod(1)[:, None]).long(),
+                "spatial_shapes": shapes,
+            }
+            batches.append(text | patches if kind == "patches-both" else patches)
         elif kind == "seq2seq":
             batches.append(text | _decoder(size, mask_of(7), generator))
         else:

@@ -115,8 +115,10 @@ def ratio_of(name: str, value: object) -> float:
 
 def macs_per_unit(sublayer: Sublayer, length: float) -> float:
     """Multiply-accumulates of one unit for one example of `length` tokens."""
-    product = 2 * length**2 * sublayer.width if sublayer.kind == "heads" else 0.0  # q k^T and its product with v
-    positions = sublayer.position_products * sublayer.position_rows * sublayer.width  # projected, then met by tokens
+    pairs = length * sublayer.reach(length)
+    product = 2 * pairs * sublayer.width if sublayer.kind == "heads" else 0.0  # q k^T and its product with v
+    rows = sublayer.position_rows(length)
+    positions = sublayer.position_products * rows * sublayer.width  # projected, then met by tokens
     once = length * sublayer.weights_per_unit + product + positions * (sublayer.weight.shape[0] + length)
     return sublayer.repeats * once
 
@@ -154,15 +156,16 @@ def parameters(model: nn.Module) -> int:
 
 def sequence_lengths(structure: Structure, sample: Sample) -> list[float]:
     """Per sublayer, the mean number of real tokens of an example; seen by running one."""
-    seen: dict[int, torch.Size] = {}
+    seen: dict[tuple[int, int], torch.Size] = {}
     batch = sample.some(1)
     handles = []
     for number, stack in enumerate(structure.stacks):
+        for part, sublayer in enumerate(stack.sublayers[0]):
 
-        def hook(module: nn.Module, args: tuple[Tensor, ...], number: int = number) -> None:
-            seen[number] = args[0].shape[:2] if args[0].dim() > 2 else torch.Size((1, args[0].shape[0]))
+            def hook(module: nn.Module, args: tuple[Tensor, ...], at: tuple[int, int] = (number, part)) -> None:
+                seen[at] = torch.Size((1, args[0].shape[:-1].numel()))  # of one example, maybe in windows
 
-        handles.append(stack.sublayers[0][0].out.register_forward_pre_hook(hook))
+            handles.append(sublayer.out.register_forward_pre_hook(hook))
     try:
         with frozen(structure.model), torch.inference_mode():
             run(structure.model, batch.to(device_of(structure.model)))
@@ -171,14 +174,17 @@ def sequence_lengths(structure: Structure, sample: Sample) -> list[float]:
             handle.remove()
     lengths: list[float] = []
     for number, stack in enumerate(structure.stacks):
-        length = float(seen[number][1])
+        found = []
         name = stack.mask_of(batch)
         mask = batch.masks.get(name)
-        if mask is not None and (mask.shape == seen[number] or stack.frames is not None):
-            length *= sample.mean_total(name) / mask.shape[1]  # a mask over audio samples counts frames
-        elif mask is None and _tokens(batch) == length:
-            length = sample.mean_length or length
-        lengths += [length] * sum(len(layer) for layer in stack.sublayers)
+        for part in range(len(stack.sublayers[0])):
+            length = float(seen[number, part][1])
+            if mask is not None and (mask.shape == seen[number, part] or stack.frames is not None):
+                length *= sample.mean_total(name) / mask.shape[1]  # a mask over audio samples counts frames
+            elif mask is None and _tokens(batch) == length:
+                length = sample.mean_length or length
+            found.append(length)
+        lengths += found * len(stack.sublayers)
     return lengths
 
 

@@ -15,8 +15,8 @@ from shearling.engine.hooks import device_of, frozen, masked, run
 from shearling.engine.precision import kernels
 from shearling.errors import CheckFailed, DataError, ModelError
 from shearling.models.offloaded import with_all_weights
-from shearling.models.shrink import columns_of
 from shearling.models.structure import Structure, structure_of
+from shearling.models.sublayer import columns_of
 from shearling.sample.sample import Sample
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def _compare(teacher: Structure, student: Structure, kept: Sequence[Tensor], sam
                 hook = _standing_in(sublayer.weight, sublayer.bias, columns_of(units, dense.width))
                 hooks.callback(dense.out.register_forward_hook(hook).remove)
                 for before, after in zip(dense.inputs, sublayer.inputs, strict=True):
-                    rows = columns_of(units, before.rows, blocks=before.blocks, units=dense.units)
+                    rows = before.rows_of(units, dense.units)
                     hooks.callback(before.module.register_forward_hook(_feeding(after.module, rows)).remove)
             full = _values(run(teacher.model, batch.to(device_of(teacher.model))))
     return _difference(small, full, student.model.dtype)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import transformers
 
 from shearling.cli import run
 from shearling.errors import InputError, UnsupportedArchitecture
 from shearling.models import table
+from shearling.models.refused import EXPERTS, UNSUPPORTED
 from shearling.models.row import Row, StackRow
-from shearling.models.structure import row_of, structure_of
+from shearling.models.structure import check_supported, structure_of
 from tiny import model_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "adding-an-architecture.md"
@@ -42,7 +45,9 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(by_name) == len(entries)
     wanted = (
         "bert roberta xlm-roberta camembert electra distilbert mpnet deberta-v2 albert modernbert vit deit beit dinov2 "
-        "clip siglip wav2vec2 hubert whisper bart t5 gpt2 opt llama mistral qwen2 qwen3 gemma"
+        "clip siglip wav2vec2 hubert whisper bart t5 gpt2 opt llama mistral qwen2 qwen3 gemma gemma2 gemma3_text phi3 "
+        "phi gpt_neox falcon stablelm olmo2 granite smollm3 deberta roformer esm marian mbart pegasus m2m_100 "
+        "blenderbot blenderbot-small dinov3_vit siglip2 moonshine"
     )
     for name in wanted.split():
         assert by_name[name]["supported"] is True
@@ -55,16 +60,56 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in shown for name in by_name)
 
 
-@pytest.mark.parametrize("name", table.UNSUPPORTED)
-def test_what_is_not_supported_says_why_and_names_the_nearest(name: str) -> None:
+def test_the_page_lists_every_architecture() -> None:
+    page = (PAGE.parent / "architectures.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"`([\w-]+)`", page.partition("## Inputs")[0]))
+    assert {name for row in table.ROWS for name in row.model_types} <= listed
+
+
+def refusal_of(config: Any) -> str:
+    """Why a configuration is refused; the relative it names has a row."""
     with pytest.raises(UnsupportedArchitecture) as caught:
-        row_of(name)
+        check_supported(config)
     message = str(caught.value)
-    assert table.UNSUPPORTED[name] in message
     assert "docs/adding-an-architecture.md" in message
     nearest = re.search(r"nearest that is supported is '([^']+)'", message)
     assert nearest is not None
-    assert row_of(nearest[1])
+    assert check_supported(SimpleNamespace(model_type=nearest[1]))
+    return message
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_what_is_not_supported_says_why_and_names_the_nearest(name: str) -> None:
+    """From the configuration alone; a family that has a row is not in that list too."""
+    message = refusal_of(transformers.AutoConfig.for_model(name))
+    assert UNSUPPORTED[name].reason in message
+    assert UNSUPPORTED[name].kind in message
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "nearest"),
+    [
+        ("mra", "encoder", "bert"),
+        ("gpt_bigcode", "decoder", "llama"),
+        ("led", "encoder-decoder", "bart"),
+        ("pvt", "vision", "vit"),
+        ("sew", "speech", "wav2vec2"),
+        ("glm4_moe", "mixture of experts", "qwen3"),
+    ],
+)
+def test_the_nearest_relative_of_an_unknown_family_is_of_its_kind(name: str, kind: str, nearest: str) -> None:
+    assert f"'{nearest}' ({kind})" in refusal_of(transformers.AutoConfig.for_model(name))
+
+
+def test_experts_are_fused_tensors() -> None:
+    """The reason why a mixture of experts is refused: were it to change, rows could be written for them."""
+    config = transformers.AutoConfig.for_model(
+        "qwen3_moe", hidden_size=8, num_hidden_layers=1, num_attention_heads=2, head_dim=4, num_key_value_heads=1,
+        moe_intermediate_size=4, num_experts=2, num_experts_per_tok=1, vocab_size=9, intermediate_size=8,
+    )  # fmt: skip
+    model = transformers.AutoModel.from_config(config)
+    assert any(parameter.dim() == 3 for parameter in model.layers[0].mlp.parameters())
+    assert EXPERTS in refusal_of(config)
 
 
 def test_a_variant_that_a_row_cannot_serve_is_refused() -> None:

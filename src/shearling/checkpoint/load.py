@@ -137,6 +137,8 @@ def check_edits(config: Any, folder: Path) -> None:
         and all(_stub(v) for v in edits["hollow"].values())
         and isinstance(edits.get("picks", {}), dict)
         and all(_pick(v) for v in edits.get("picks", {}).values())
+        and isinstance(edits.get("parameters", {}), dict)
+        and all(_size(v) for v in edits.get("parameters", {}).values())
     )
     if not ok:
         raise CheckpointError(f"The edits in {folder}/config.json hold values that shearling never writes.")

@@ -124,8 +124,10 @@ def split_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, t
 
 
 def by_example(values: Tensor, examples: int) -> Tensor:
-    """[B x S, n] -> [B, S, n], for layers that lay the tokens of a batch end to end."""
-    return values.unflatten(0, (examples, -1)) if values.dim() == 2 else values
+    """[B x S, n] or [B x windows, tokens, n] -> [B, S, n], for layers that lay the tokens of a batch end to end."""
+    if values.dim() == 3 and len(values) == examples:
+        return values
+    return values.reshape(examples, -1, values.shape[-1])
 
 
 def flat(h: Tensor, rows: Tensor | slice) -> Tensor:

@@ -104,7 +104,7 @@ class Captured:
     """The tensors of one sublayer in one run of its layer, all [B, S, ...]."""
 
     z: Tensor | None = None  # input of the projections into the units
-    x: Tensor | None = None  # residual input, over the scale of the output if there is one
+    x: Tensor | None = None  # residual the output is added to, over the scale of the output if there is one
     h: Tensor | None = None  # input of the output projection
     o: Tensor | None = None  # its output
     hidden: Tensor | None = None  # output of the layer
@@ -116,12 +116,17 @@ def run_layer(stack: Stack, depth: int, part: int, run: LayerwiseRun, batch: int
     sublayer = sublayers[part]
     scale = sublayer.scale
     captured = Captured()
+    added: list[Tensor] = []  # to the residual, by the sublayer beside this one
     entering = run.hidden[batch]
     examples = len(entering)
 
     def on_residual(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x = by_example(split_call(args, kwargs)[0], examples)
+        place = sublayer.part.place
+        x = by_example(args[place] if place else split_call(args, kwargs)[0], examples)
         captured.x = x if scale is None else x / scale
+
+    def on_output_beside(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        added.append(by_example(output[0] if isinstance(output, tuple) else output, examples))
 
     def on_z(module: nn.Module, args: tuple[Any, ...]) -> None:
         captured.z = by_example(args[0], examples)
@@ -134,7 +139,8 @@ def run_layer(stack: Stack, depth: int, part: int, run: LayerwiseRun, batch: int
             raise _Stop
 
     def on_o(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        captured.o = by_example(output, examples)
+        # Falcon adds the attention's output to this one in place.
+        captured.o = by_example(output.clone() if sublayer.beside else output, examples)
         if upto == "out" and not sublayer.out_in_core:
             raise _Stop
 
@@ -149,6 +155,8 @@ def run_layer(stack: Stack, depth: int, part: int, run: LayerwiseRun, batch: int
             if (number, batch) in run.finished:
                 hooks.enter_context(returning(sublayers[number].core, run.finished[number, batch]))
         hooks.callback(sublayer.residual.register_forward_pre_hook(on_residual, with_kwargs=True).remove)
+        if sublayer.beside:
+            hooks.callback(sublayers[part - 1].core.register_forward_hook(on_output_beside).remove)
         if sublayer.inputs:
             hooks.callback(sublayer.inputs[0].module.register_forward_pre_hook(on_z).remove)
         hooks.callback(sublayer.out.register_forward_pre_hook(on_h).remove)
@@ -157,6 +165,8 @@ def run_layer(stack: Stack, depth: int, part: int, run: LayerwiseRun, batch: int
         hooks.enter_context(half_precision(stack.layers[depth], run.precision))
         call = run.call(batch, depth)
         out = _until_stopped(stack.layers[depth], entering, *call.args, **call.kwargs)
+    if captured.x is not None and added:
+        captured.x = captured.x + added[0]
     captured.hidden = out[0] if isinstance(out, tuple) else out
     return captured
 

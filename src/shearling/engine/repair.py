@@ -5,6 +5,7 @@ comes at two places of a sublayer:
 
     into the units       the student's input z_S against the teacher's z_T
     out of the units     the student's h_S against y = o_T + x_T - x_S      (o: output, x: residual input; Eq. 12)
+                         or against o_T alone, where a norm stands between o and x (`Sublayer.follows`)
 """
 
 from __future__ import annotations
@@ -98,6 +99,13 @@ def _advance_both(stack: Stack, depth: int, run_t: LayerwiseRun, run_s: Layerwis
     run_t.finished.clear()
 
 
+def target(sublayer: Sublayer, teacher: Captured, student: Captured) -> Tensor:
+    """What the output of the student's sublayer should be."""
+    if sublayer.follows == "output":
+        return teacher.o  # type: ignore[return-value]
+    return teacher.o + teacher.x - student.x  # type: ignore[operator]
+
+
 @dataclass
 class _Pair:
     """One sublayer in both models."""
@@ -121,7 +129,7 @@ class _Pair:
 
         def pairs(batch: int) -> Iterator[tuple[Tensor, Tensor]]:
             for t, s in self._both(batch, "end" if advance_teacher else "out", "h"):
-                yield s.h[..., :columns], t.o + t.x - s.x  # type: ignore[index,operator]
+                yield s.h[..., :columns], target(self._sublayer, t, s)  # type: ignore[index]
                 if advance_teacher:
                     self._advance_teacher(batch, t)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from shearling.models.row import Fused, Part, Pick, Positions
+from shearling.models.row import EVERY, Along, Fused, Part, Pick, Positions
 
 
 def _attention(
@@ -75,6 +75,40 @@ DEBERTA = (
     ),
     _BERT_FFN,
 )
+_DEBERTA_V1 = "attention.self"
+DEBERTA_V1 = (
+    replace(
+        DEBERTA[0],
+        inputs=(f"{_DEBERTA_V1}.in_proj",),  # a head's rows lie together: query, key and value
+        own=(Along(f"{_DEBERTA_V1}.q_bias"), Along(f"{_DEBERTA_V1}.v_bias")),
+        positions=Positions(
+            (f"{_DEBERTA_V1}.pos_proj", f"{_DEBERTA_V1}.pos_q_proj"),
+            span=f"{_DEBERTA_V1}.max_relative_positions",
+            kinds=f"{_DEBERTA_V1}.pos_att_type",
+            cut=True,
+        ),
+    ),
+    _BERT_FFN,
+)
+MOBILEBERT_HEADS = replace(
+    BERT_LIKE[0], residual="attention.output", place=1, size="attention.self.attention_head_size"
+)
+
+
+def mobilebert(ffns: int) -> tuple[Part, ...]:
+    """The layers of MobileBERT: attention and several FFNs, on a residual that is theirs alone."""
+    paths = [(f"ffn.{i}.intermediate", f"ffn.{i}.output.dense") for i in range(ffns - 1)]
+    more = (Part("filters", core=core, inputs=(f"{core}.dense",), out=out) for core, out in paths)
+    return MOBILEBERT_HEADS, *more, _BERT_FFN
+
+
+ESM = (replace(BERT_LIKE[0], residual="attention.LayerNorm"), replace(_BERT_FFN, residual="LayerNorm"))
+ROBERTA_PRE_LN = (ESM[0], _BERT_FFN)  # the norm of its FFN is inside the core
+MEGATRON_BERT = (replace(BERT_LIKE[0], residual="attention.ln"), replace(_BERT_FFN, residual="ln"))
+XLM_ROBERTA_XL = (
+    replace(BERT_LIKE[0], residual="attention.self_attn_layer_norm"),
+    replace(_BERT_FFN, residual="LayerNorm"),
+)
 MODERNBERT = (
     Part(
         "heads",
@@ -112,6 +146,15 @@ def scaled(parts: tuple[Part, Part], *scales: str, pick: Pick | None = None) -> 
     return replace(heads, scale=scales[0], pick=pick), replace(filters, scale=scales[1])
 
 
+SWIN = (
+    replace(
+        vision()[0],
+        windows="window_size",
+        size="attention.head_dim",
+        own=(Along("attention.relative_position_bias.relative_position_bias_table", 1),),
+    ),
+    vision()[1],
+)
 BEIT = scaled(vision(), "lambda_1", "lambda_2", pick=Pick("attention_mask"))
 _DINOV2_SCALES = ("layer_scale1.lambda1", "layer_scale2.lambda1")
 _DINOV2_HEADS = vision("norm1")[0]
@@ -132,6 +175,8 @@ _DINOV2_FFNS = (
 DINOV2 = tuple(
     scaled((heads, ffn), *_DINOV2_SCALES) for heads in (_DINOV2_HEADS, _DINOV2_HEADS_OLD) for ffn in _DINOV2_FFNS
 )
+_DINOV3_HEADS = replace(vision("norm1")[0], counters=("attention.num_heads",))
+DINOV3 = scaled((_DINOV3_HEADS, _mlp("mlp", "gate_proj up_proj", "down_proj", residual="norm2")), *_DINOV2_SCALES)
 CLIP = (
     _attention("self_attn", _QKV, "out_proj", residual="layer_norm1"),
     _mlp("mlp", "fc1", "fc2", residual="layer_norm2"),
@@ -189,7 +234,99 @@ GPT2 = (
     ),
     _mlp("mlp", "c_fc", "c_proj", residual="ln_2"),
 )
-LLAMA = (
-    _attention("self_attn", _QKV, "o_proj", residual="input_layernorm", counters=()),
-    _mlp("mlp", "gate_proj up_proj", "down_proj", residual="post_attention_layernorm"),
+LLAMA_HEADS = _attention("self_attn", _QKV, "o_proj", residual="input_layernorm", counters=())
+LLAMA = (LLAMA_HEADS, _mlp("mlp", "gate_proj up_proj", "down_proj", residual="post_attention_layernorm"))
+GRANITE = tuple(replace(part, scale="residual_multiplier") for part in LLAMA)
+STARCODER2 = (LLAMA_HEADS, _mlp("mlp", "c_fc", "c_proj", residual="post_attention_layernorm"))
+_GATE_UP = Part(
+    "filters",
+    core="mlp",
+    inputs=(Fused("mlp.gate_up_proj", 2),),
+    out="mlp.down_proj",
+    residual="post_attention_layernorm",
+)
+GLM = (LLAMA_HEADS, _GATE_UP)
+PHI3 = (
+    Part(
+        "heads",
+        core="self_attn",
+        inputs=(Fused("self_attn.qkv_proj", 3),),
+        out="self_attn.o_proj",
+        residual="input_layernorm",
+        returns=2,
+        counters=("self_attn.num_key_value_heads", "self_attn.config.num_attention_heads"),
+    ),
+    _GATE_UP,
+)
+
+
+def normed(parts: tuple[Part, ...], *norms: str) -> tuple[Part, ...]:
+    """The same sublayers with a norm between each output and the residual."""
+    return tuple(replace(part, norm=norm) for part, norm in zip(parts, norms, strict=True))
+
+
+_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
+GEMMA2 = normed((LLAMA_HEADS, replace(LLAMA[1], residual="pre_feedforward_layernorm")), *_NORMS)
+GLM4 = normed(GLM, "post_self_attn_layernorm", "post_mlp_layernorm")
+EXAONE4 = normed(tuple(replace(part, residual="") for part in LLAMA), *_NORMS)
+OLMO2 = (replace(EXAONE4[0], floor=EVERY), EXAONE4[1])  # a norm over the queries of all heads ties them together
+
+
+def beside(parts: tuple[Part, ...], norm: str = "") -> tuple[Part, ...]:
+    """The same sublayers side by side on one residual; `norm` names the one before the FFN, if it is not shared."""
+    heads, filters = parts
+    return heads, replace(filters, residual=norm or heads.residual, beside=True)
+
+
+PHI = beside(
+    (_attention("self_attn", _QKV, "dense", residual="input_layernorm", counters=()), _mlp("mlp", "fc1", "fc2"))
+)
+# A head's rows of the one projection lie together: query, key and value.
+_NEOX_MLP = _mlp("mlp", "dense_h_to_4h", "dense_4h_to_h", residual="post_attention_layernorm")
+NEOX = (_attention("attention", "query_key_value", "dense", residual="input_layernorm", counters=()), _NEOX_MLP)
+FALCON = (
+    _attention(
+        "self_attention",
+        "query_key_value",
+        "dense",
+        residual="input_layernorm",
+        counters=("num_heads", "num_kv_heads"),
+    ),
+    _NEOX_MLP,
+)
+FALCON_TWO_NORMS = beside((replace(FALCON[0], residual="ln_attn"), FALCON[1]), "ln_mlp")
+STABLELM = (
+    replace(LLAMA_HEADS, counters=("self_attn.num_heads", "self_attn.num_key_value_heads")),
+    LLAMA[1],
+)
+GPTJ = beside(
+    (
+        _attention("attn", _QKV, "out_proj", residual="ln_1", counters=("num_attention_heads",)),
+        _mlp("mlp", "fc_in", "fc_out"),
+    )
+)
+GPT_NEO = (
+    Part(
+        "heads",
+        core="attn.attention",
+        inputs=tuple(f"attn.attention.{name}" for name in _QKV.split()),
+        out="attn.attention.out_proj",
+        residual="ln_1",
+        returns=2,
+        counters=("attn.attention.num_heads",),
+    ),
+    _mlp("mlp", "c_fc", "c_proj", residual="ln_2"),
+)
+NOMIC = tuple(replace(part, residual="") for part in LLAMA)
+MOONSHINE_HEADS = replace(LLAMA_HEADS, counters=("self_attn.config.num_key_value_heads",))
+MOONSHINE = (MOONSHINE_HEADS, _mlp("mlp", "fc1", "fc2", residual="post_attention_layernorm"))
+MOONSHINE_DECODER = (
+    MOONSHINE_HEADS,
+    Part("filters", core="mlp", inputs=(Fused("mlp.fc1", 2),), out="mlp.fc2", residual="final_layernorm"),
+)
+COHERE = beside(
+    (
+        replace(LLAMA_HEADS, own=(Along("self_attn.q_norm.weight"), Along("self_attn.k_norm.weight"))),
+        LLAMA[1],
+    )
 )

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 # Positions of these models start after the padding index, so that many of their position embeddings are never used.
-_AFTER_PADDING = ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "esm")
+_AFTER_PADDING = (
+    "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "esm", "roberta-prelayernorm",
+    "data2vec-text",
+)  # fmt: skip
 
 
 def positions_of(config: Any) -> int | None:

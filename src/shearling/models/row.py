@@ -10,14 +10,27 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["heads", "filters"]
+EVERY = 1 << 30  # a floor above any number of units
 
 
 @dataclass(frozen=True)
 class Fused:
-    """One projection that holds several blocks of the same units, one after the other (q, k and v; input and gate)."""
+    """One projection that holds several blocks of the same units, one after the other (q, k and v; input and gate).
+
+    In the first block a unit has as many rows as it has columns of `h`; the others share the rest equally, so that
+    queries may have more rows than keys and values.
+    """
 
     path: str
     blocks: int
+
+
+@dataclass(frozen=True)
+class Along:
+    """A parameter that is no linear module's weight or bias, and has entries for each unit along one dimension."""
+
+    path: str
+    dim: int = 0
 
 
 @dataclass(frozen=True)
@@ -27,11 +40,13 @@ class Positions:
     paths  their own projections; where a variant lacks them, the positions go through those of the tokens
     span   the attribute that says how far positions reach: a table of 2 x span rows is projected
     kinds  the attribute that lists the products with that table, one for each projection
+    cut    whether the table is cut to the positions that a sequence of its length can have
     """
 
     paths: tuple[str, ...]
     span: str
     kinds: str
+    cut: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,10 +73,17 @@ class Part:
     inputs     the projections whose rows belong to units; a path that a variant lacks is skipped
     out        the output projection: masks act on its input `h`
     residual   the module whose input is the residual `x`; the core, unless a norm comes before it
+    place      which of that module's inputs it is
     returns    how many values the core returns
-    counters   attributes that count units (or their columns) and shrink with them
-    scale      a parameter that multiplies the output before it meets the residual (LayerScale)
-    floor      units that must stay in every layer, where more than the core goes when none is left
+    counters   attributes that count units (or their columns) and shrink with them; of the core's configuration too
+    own        other parameters with entries for each unit
+    scale      a parameter or number that multiplies the output before it meets the residual (LayerScale)
+    norm       the norm between output and residual, where there is one: the refit then aims at the output alone
+    windows    the attribute with the side of the windows it runs in, where it does: the tokens are then not in the
+               order of the residual, and the refit aims at the output alone
+    beside     whether it reads the same residual as the sublayer before it, and both outputs are added to that
+    size       the attribute with the size of a head, where the configuration does not tell
+    floor      units that must stay in every layer; EVERY where none may go
     pick       an argument that has to be indexed by the heads that are left
     positions  relative positions that are projected too
     """
@@ -71,9 +93,15 @@ class Part:
     inputs: tuple[str | Fused, ...]
     out: str
     residual: str = ""
+    place: int = 0
     returns: int = 1
     counters: tuple[str, ...] = ()
+    own: tuple[Along, ...] = ()
     scale: str = ""
+    norm: str = ""
+    windows: str = ""
+    beside: bool = False
+    size: str = ""
     floor: int = 0
     pick: Pick | None = None
     positions: Positions | None = None
@@ -94,7 +122,9 @@ class StackRow:
     frames      the method that turns the mask over samples into one over frames (speech)
     config      where the configuration of this pile lies in the model's, if not at its top
     heads       the field of that configuration with the number of heads
-    when        a field of that configuration that must be true for this row to fit, or false after a "not "
+    groups      the field with the number of key-value heads, if the family has one; or that number itself
+    when        fields of that configuration that must be true for this row to fit, or false after a "not ";
+                several are joined by " and "
     keep_first  units that must stay in the first attention (of each type): the KV cache reads its length there
     repeats     the field with the number of times each layer runs, where layers share weights
     """
@@ -106,6 +136,7 @@ class StackRow:
     frames: str = ""
     config: str = ""
     heads: str = "num_attention_heads"
+    groups: str | int = "num_key_value_heads"
     when: str = ""
     keep_first: int = 0
     repeats: str = ""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shearling.models.structure import structure_of
-from shearling.models.sublayer import Sublayer, find, is_transposed, linear_shape
+from shearling.models.sublayer import Sublayer, columns_of, is_transposed, linear_shape
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -50,15 +50,17 @@ def shrink(model: PreTrainedModel, kept: Kept, *, shared: bool = False) -> PreTr
 def _cut(sublayer: Sublayer, kept: Tensor, edits: dict[str, Any], values: dict[str, Tensor]) -> None:
     """Add what the removal of all but `kept` changes: shapes to the edits, parameters to the values."""
     for projection in sublayer.inputs:
-        rows = columns_of(kept, projection.rows, blocks=projection.blocks, units=sublayer.units)
-        _slice(sublayer, projection.path, rows, None, edits, values)
+        _slice(sublayer, projection.path, projection.rows_of(kept, sublayer.units), None, edits, values)
     _slice(sublayer, sublayer.part.out, None, columns_of(kept, sublayer.width), edits, values)
 
+    for along, value in sublayer.own:
+        index = columns_of(kept, value.shape[along.dim] // sublayer.units).to(value.device)
+        values[f"{sublayer.path}.{along.path}"] = value.index_select(along.dim, index)
+        edits["parameters"][f"{sublayer.path}.{along.path}"] = [along.dim, len(index)]
     for counter in sublayer.part.counters:
-        owner, _, name = counter.rpartition(".")
-        module = find(sublayer.layer, owner)
-        if module is not None and hasattr(module, name) and len(kept):
-            edits["attributes"][f"{sublayer.path}.{counter}"] = getattr(module, name) * len(kept) // sublayer.units
+        count = sublayer.read(counter)
+        if count is not None and len(kept):
+            edits["attributes"][f"{sublayer.path}.{counter}"] = count * len(kept) // sublayer.units
     if not len(kept):
         part = sublayer.part
         edits["bias_only"].append(f"{sublayer.path}.{part.out}")
@@ -102,15 +104,9 @@ def _slice(
         values[f"{sublayer.path}.{path}.bias"] = module.bias if rows is None else module.bias[rows]
 
 
-def columns_of(kept: Tensor, width: int, *, blocks: int = 1, units: int = 0) -> Tensor:
-    """The rows or columns that belong to the kept units, in every block."""
-    inside = (kept[:, None] * width + torch.arange(width)).flatten()  # [kept x width]
-    return (torch.arange(blocks)[:, None] * (units * width) + inside).flatten()
-
-
 def empty_edits() -> dict[str, Any]:
     """Edits that change nothing; see `modeling_shearling.reshape`."""
-    return {"linear": {}, "attributes": {}, "bias_only": [], "hollow": {}, "picks": {}}
+    return {"linear": {}, "attributes": {}, "bias_only": [], "hollow": {}, "picks": {}, "parameters": {}}
 
 
 def merged(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:

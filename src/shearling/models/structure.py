@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -11,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from shearling.errors import UnsupportedArchitecture
+from shearling.models.refused import EXPERTS, NEAREST, UNSUPPORTED, kind_of
 from shearling.models.row import Part, Row, StackRow
 from shearling.models.sublayer import Sublayer, find, linear_shape
-from shearling.models.table import ROWS, UNSUPPORTED
+from shearling.models.table import ROWS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -96,18 +96,19 @@ class Structure:
     @property
     def sizes(self) -> list[dict[str, int]]:
         """Units left per layer, as reports and `--json` give them."""
-        return [{s.kind: s.units for s in layer} for stack in self.stacks for layer in stack.sublayers]
+        return [_sum_by_kind(layer) for stack in self.stacks for layer in stack.sublayers]
+
+
+def _sum_by_kind(layer: tuple[Sublayer, ...]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for sublayer in layer:  # there may be several FFNs in it
+        sizes[sublayer.kind] = sizes.get(sublayer.kind, 0) + sublayer.units
+    return sizes
 
 
 def structure_of(model: PreTrainedModel) -> Structure:
     """Find the row for the model and the modules the row names."""
-    row = row_of(model.config.model_type)
-    for field, most, reason in row.refuses:
-        if (getattr(model.config, field, 0) or 0) > most:
-            raise UnsupportedArchitecture(
-                f"This {model.config.model_type} has {reason} ({field}={getattr(model.config, field)}). "
-                "`shearling architectures` lists what is supported."
-            )
+    row = check_supported(model.config)
     stacks: list[Stack] = []
     for stack_row in row.stacks:
         config = getattr(model.config, stack_row.config) if stack_row.config else model.config
@@ -124,27 +125,41 @@ def structure_of(model: PreTrainedModel) -> Structure:
     return Structure(model, row, tuple(stacks))
 
 
-def row_of(model_type: str) -> Row:
-    """The row that serves a `model_type`."""
-    for row in ROWS:
-        if model_type in row.model_types:
-            return row
-    known = [name for row in ROWS for name in row.model_types]
-    near = difflib.get_close_matches(model_type, known, n=1, cutoff=0.3) or known[:1]
-    reason = UNSUPPORTED.get(model_type)
-    why = f"'{model_type}' is not supported: {reason}" if reason else f"No row for the architecture '{model_type}'"
-    raise UnsupportedArchitecture(
-        f"{why}; the nearest that is supported is '{near[0]}'. "
+def check_supported(config: Any) -> Row:
+    """The row that serves a configuration; raises, with the reason, where none does. Needs no weights."""
+    row = next((row for row in ROWS if config.model_type in row.model_types), None)
+    if row is None:
+        raise _refusal(config)
+    for field, most, reason in row.refuses:
+        if (getattr(config, field, 0) or 0) > most:
+            raise UnsupportedArchitecture(
+                f"This {config.model_type} has {reason} ({field}={getattr(config, field)}). "
+                "`shearling architectures` lists what is supported."
+            )
+    return row
+
+
+def _refusal(config: Any) -> UnsupportedArchitecture:
+    """Why a configuration has no row, and the nearest relative of its kind that has one."""
+    name = config.model_type
+    refused = UNSUPPORTED.get(name)
+    kind = refused.kind if refused else kind_of(config)
+    reason = refused.reason if refused else EXPERTS if kind == "mixture of experts" else ""
+    why = f"'{name}' is not supported: {reason}" if reason else f"No row for the architecture '{name}'"
+    near = refused.nearest if refused and refused.nearest else NEAREST[kind]
+    return UnsupportedArchitecture(
+        f"{why}; the nearest that is supported is '{near}' ({kind}). "
         "`shearling architectures` lists all of them; docs/adding-an-architecture.md shows how to add one."
     )
 
 
 def _fits(row: StackRow, pile: nn.ModuleList, config: Any) -> bool:
     """Whether the layers have the modules that the row names, and the configuration is as it says."""
-    field = row.when.removeprefix("not ")
-    if field and bool(getattr(config, field, False)) == row.when.startswith("not "):
-        return False
-    return all(find(layer, part.out) is not None for layer in pile for part in row.parts)
+    for condition in row.when.split(" and ") if row.when else ():
+        if bool(getattr(config, condition.removeprefix("not "), False)) == condition.startswith("not "):
+            return False
+    paths = [path for part in row.parts for path in (part.out, part.residual_path, part.norm)]
+    return all(find(layer, path) is not None for layer in pile for path in paths)
 
 
 def _stack(row: StackRow, layers: tuple[nn.Module, ...], config: Any, base: nn.Module, depth: int) -> Stack:
@@ -173,13 +188,16 @@ def _first_of_each_type(config: Any, count: int) -> set[int]:
 
 def _sublayer(layer: nn.Module, path: str, part: Part, depth: int, row: StackRow, config: Any) -> Sublayer:
     columns = linear_shape(layer.get_submodule(part.out))[1]
-    width = _head_width(config, row.heads) if part.kind == "heads" else 1
-    return Sublayer(part.kind, depth, path, layer, part, columns // width, width)
+    sublayer = Sublayer(part.kind, depth, path, layer, part, 0, 1)
+    if part.kind == "filters":
+        return replace(sublayer, units=columns)
+    width = int(sublayer.read(part.size) or 1) if part.size else _head_width(config, row)  # 1 where no head is left
+    return replace(sublayer, units=columns // width, width=width)
 
 
-def _head_width(config: Any, field: str) -> int:
+def _head_width(config: Any, row: StackRow) -> int:
     """Columns of `h` per unit of attention: a head, or all query heads that share one key and value head."""
-    heads = int(getattr(config, field))
+    heads = int(getattr(config, row.heads))
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    groups = getattr(config, "num_key_value_heads", None) if field == "num_attention_heads" else None
+    groups = getattr(config, row.groups, None) if isinstance(row.groups, str) else row.groups
     return int(size) * (heads // int(groups or heads))

@@ -4,23 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
-from shearling.models.row import Fused, Kind, Part
+from shearling.models.row import Along, Fused, Kind, Part
 
 
 @dataclass(frozen=True)
 class Projection:
-    """A projection into the units, of tokens or of relative positions: `blocks` times `units` times `rows` outputs."""
+    """A projection into the units, of tokens or of relative positions: in each block, `rows` outputs for each unit."""
 
     path: str
     module: nn.Module
-    blocks: int
-    rows: int
+    rows: tuple[int, ...]
     of_tokens: bool = True
+
+    @property
+    def per_unit(self) -> int:
+        """Outputs of one unit."""
+        return sum(self.rows)
+
+    def rows_of(self, kept: Tensor, units: int) -> Tensor:
+        """Where the outputs of the kept units, out of `units`, are: block by block."""
+        found, start = [], 0
+        for rows in self.rows:
+            found.append(start + columns_of(kept, rows))
+            start += units * rows
+        return torch.cat(found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,31 +95,68 @@ class Sublayer:
             module = find(self.layer, fused.path)
             if module is None:
                 continue
-            rows = linear_shape(module)[0] // (fused.blocks * self.units) if self.units else 0
-            yield Projection(fused.path, module, fused.blocks, rows, entry not in positions)
+            yield Projection(fused.path, module, self._rows(module, fused.blocks), entry not in positions)
+
+    def _rows(self, module: nn.Module, blocks: int) -> tuple[int, ...]:
+        """Rows of one unit in each block: as many as it has columns of `h` in the first, the rest shared equally."""
+        total = linear_shape(module)[0] // self.units if self.units else 0
+        first = min(self.width, total) if blocks > 1 else total
+        return (first, *[(total - first) // max(blocks - 1, 1)] * (blocks - 1))
+
+    @property
+    def follows(self) -> Literal["residual", "output"]:
+        """What a repair of the output projection aims at.
+
+        residual  the teacher's residual stream behind the sublayer: o_T + x_T - x_S, which makes up for errors below
+        output    the teacher's output o_T alone, because a norm stands between it and the residual, or it is in windows
+        """
+        return "output" if self.part.norm or self.part.windows else "residual"
+
+    def reach(self, length: float) -> float:
+        """How many tokens each one attends to, in a sequence of `length`."""
+        return min(length, self.read(self.part.windows) ** 2) if self.part.windows else length
+
+    @property
+    def beside(self) -> bool:
+        """Whether its output and that of the sublayer before it are added to the same residual."""
+        return self.part.beside
+
+    @property
+    def own(self) -> tuple[tuple[Along, Tensor], ...]:
+        """Other parameters with entries for each unit; those that a variant lacks are left out."""
+        found = ((along, self.read(along.path)) for along in self.part.own)
+        return tuple((along, value) for along, value in found if isinstance(value, Tensor))
 
     @property
     def foldable(self) -> tuple[Projection, ...]:
         """The inputs that see the tokens and nothing else, so that a change of the tokens can be folded into them."""
         tokens = tuple(p for p in self.inputs if p.of_tokens)
-        return () if self.position_products and len(tokens) == len(self.inputs) else tokens
+        shared = self.position_products and len(tokens) == len(self.inputs)
+        apart = len({linear_shape(p.module)[1] for p in tokens}) > 1  # MobileBERT's values read what queries do not
+        return () if shared or apart else tokens
 
     @property
     def position_products(self) -> int:
         """How many times relative positions are projected, and multiplied with the tokens."""
-        kinds = self._read(self.part.positions.kinds) if self.part.positions and self.position_rows else None
+        kinds = self.read(self.part.positions.kinds) if self.part.positions and self._span else None
         return len(kinds) if kinds else 0
 
-    @property
-    def position_rows(self) -> int:
-        """Rows of the table of relative positions."""
-        span = self._read(self.part.positions.span) if self.part.positions else None
-        return 2 * span if span else 0
+    def position_rows(self, length: float) -> float:
+        """Rows of the table of relative positions that a sequence of `length` tokens reads."""
+        positions = self.part.positions
+        return 2 * (min(self._span, length) if positions and positions.cut else self._span)
 
-    def _read(self, attribute: str) -> Any:
+    @property
+    def _span(self) -> int:
+        """How far relative positions reach; 0 where there are none."""
+        return (self.read(self.part.positions.span) if self.part.positions else None) or 0
+
+    def read(self, attribute: str) -> Any:
         """An attribute below the layer, or None."""
-        owner, _, name = attribute.rpartition(".")
-        return getattr(find(self.layer, owner), name, None)
+        value: Any = self.layer
+        for name in attribute.split("."):
+            value = getattr(value, name, None)
+        return value
 
     @property
     def weight(self) -> Tensor:
@@ -146,7 +195,9 @@ class Sublayer:
     @property
     def scale(self) -> Tensor | None:
         """[D]: what the output is multiplied with before it meets the residual, if anything."""
-        scale = self._read(self.part.scale) if self.part.scale else None
+        scale = self.read(self.part.scale) if self.part.scale else None
+        if isinstance(scale, float):
+            scale = self.weight.new_tensor(scale)
         if not isinstance(scale, Tensor):
             return None
         return scale.masked_fill(scale == 0, torch.inf)  # nothing that is put out there can make up for anything
@@ -158,13 +209,19 @@ class Sublayer:
 
     def _entries(self, *, of_tokens: bool) -> int:
         inputs = (p for p in self.inputs if p.of_tokens is of_tokens)
-        return sum(p.blocks * p.rows * linear_shape(p.module)[1] for p in inputs)
+        return sum(p.per_unit * linear_shape(p.module)[1] for p in inputs)
 
     @property
     def params_per_unit(self) -> int:
         """Parameters that go with one unit, biases of its inputs included."""
-        biases = sum(p.blocks * p.rows for p in self.inputs if getattr(p.module, "bias", None) is not None)
-        return self.weights_per_unit + self._entries(of_tokens=False) + biases
+        biases = sum(p.per_unit for p in self.inputs if getattr(p.module, "bias", None) is not None)
+        own = sum(value.numel() // self.units for _, value in self.own) if self.units else 0
+        return self.weights_per_unit + self._entries(of_tokens=False) + biases + own
+
+
+def columns_of(kept: Tensor, width: int) -> Tensor:
+    """The rows or columns that belong to the kept units, `width` for each."""
+    return (kept[:, None] * width + torch.arange(width)).flatten()  # [kept x width]
 
 
 def find(module: nn.Module, path: str) -> nn.Module | None:

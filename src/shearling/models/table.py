@@ -11,31 +11,75 @@ from shearling.models.parts import (
     BEIT,
     BERT_LIKE,
     CLIP,
+    COHERE,
     DEBERTA,
+    DEBERTA_V1,
     DINOV2,
+    DINOV3,
     DISTILBERT,
+    ESM,
+    EXAONE4,
+    FALCON,
+    FALCON_TWO_NORMS,
+    GEMMA2,
+    GLM,
+    GLM4,
     GPT2,
+    GPT_NEO,
+    GPTJ,
+    GRANITE,
     LLAMA,
+    MEGATRON_BERT,
     MODERNBERT,
+    MOONSHINE,
+    MOONSHINE_DECODER,
     MPNET,
+    NEOX,
+    NOMIC,
+    OLMO2,
+    PHI,
+    PHI3,
+    ROBERTA_PRE_LN,
     SPEECH,
     SPEECH_PRE_LN,
+    STABLELM,
+    STARCODER2,
+    SWIN,
+    XLM_ROBERTA_XL,
+    beside,
     fairseq,
+    mobilebert,
     t5,
     vision,
 )
+from shearling.models.refused import UNSUPPORTED
 from shearling.models.row import Row, StackRow
 
-_DECODER = {"mask": "decoder_attention_mask", "fallback": "attention_mask", "heads": "decoder_attention_heads"}
+_TARGETS = {"mask": "decoder_attention_mask", "fallback": "attention_mask"}
+_DECODER = _TARGETS | {"heads": "decoder_attention_heads", "groups": ""}
 _FRAMES = "_get_feature_vector_attention_mask"
 _GROUPS = "a head is a whole key-value group with its query heads"
 
 ROWS: list[Row] = [
     Row(
-        ("bert", "roberta", "xlm-roberta", "camembert", "electra"),
+        ("bert", "roberta", "xlm-roberta", "camembert", "electra", "ernie", "roformer", "data2vec-text", "rembert"),
         (StackRow("encoder.layer", BERT_LIKE),),
     ),
+    Row(("esm",), (StackRow("encoder.layer", ESM),)),
+    Row(("roberta-prelayernorm",), (StackRow("encoder.layer", ROBERTA_PRE_LN),)),
+    Row(("megatron-bert",), (StackRow("encoder.layer", MEGATRON_BERT),)),
+    Row(("xlm-roberta-xl",), (StackRow("encoder.layer", XLM_ROBERTA_XL),)),
+    Row(
+        ("deberta",),
+        (StackRow("encoder.layer", DEBERTA_V1),),
+        refuses=(("talking_head", 0, "projections that mix its heads"),),
+    ),
     Row(("distilbert",), (StackRow("transformer.layer", DISTILBERT),)),
+    Row(
+        ("mobilebert",),
+        tuple(StackRow("encoder.layer", mobilebert(ffns)) for ffns in range(8, 0, -1)),
+        note="filters of all FFNs in a layer",
+    ),
     Row(("mpnet",), (StackRow("encoder.layer", MPNET),)),
     Row(
         ("deberta-v2",),
@@ -51,10 +95,31 @@ ROWS: list[Row] = [
         note="its layers share weights: one cut for all depths, one head stays",
     ),
     Row(("vit", "deit"), (StackRow("layers", vision(), mask=""),)),
+    Row(
+        ("swin",),
+        tuple(StackRow(f"encoder.layers.{stage}.blocks", SWIN, mask="") for stage in range(6)),
+        note="every stage is a stack of its own",
+    ),
     Row(("beit",), (StackRow("layers", BEIT, mask=""),)),
     Row(
-        ("dinov2",),
+        ("dinov2", "dinov2_with_registers"),
         tuple(StackRow("encoder.layer", parts, mask="") for parts in DINOV2),
+    ),
+    Row(("dinov3_vit",), (StackRow("model.layer", DINOV3, mask=""), StackRow("layer", DINOV3, mask=""))),
+    Row(
+        ("siglip2",),
+        (
+            StackRow("text_model.encoder.layers", CLIP, config="text_config"),
+            StackRow("vision_model.encoder.layers", CLIP, config="vision_config", mask="pixel_attention_mask"),
+        ),
+        note="both towers",
+    ),
+    Row(
+        ("siglip2_vision_model",),
+        (
+            StackRow("encoder.layers", CLIP, mask="pixel_attention_mask"),
+            StackRow("vision_model.encoder.layers", CLIP, mask="pixel_attention_mask"),
+        ),
     ),
     Row(
         ("clip", "siglip"),
@@ -65,7 +130,7 @@ ROWS: list[Row] = [
         note="both towers",
     ),
     Row(
-        ("clip_text_model", "siglip_text_model"),
+        ("clip_text_model", "siglip_text_model", "siglip2_text_model"),
         (StackRow("encoder.layers", CLIP), StackRow("text_model.encoder.layers", CLIP)),
     ),
     Row(
@@ -73,7 +138,7 @@ ROWS: list[Row] = [
         (StackRow("encoder.layers", CLIP, mask=""), StackRow("vision_model.encoder.layers", CLIP, mask="")),
     ),
     Row(
-        ("wav2vec2", "hubert"),
+        ("wav2vec2", "hubert", "unispeech", "unispeech-sat"),
         (
             StackRow("encoder.layers", SPEECH_PRE_LN, frames=_FRAMES, when="do_stable_layer_norm"),
             StackRow("encoder.layers", SPEECH, frames=_FRAMES),
@@ -82,15 +147,23 @@ ROWS: list[Row] = [
     Row(
         ("whisper",),
         (
-            StackRow("encoder.layers", fairseq(pre_norm=True), mask="", heads="encoder_attention_heads"),
+            StackRow("encoder.layers", fairseq(pre_norm=True), mask="", heads="encoder_attention_heads", groups=""),
             StackRow("decoder.layers", fairseq(pre_norm=True), keep_first=1, **_DECODER),
         ),
         note="cross-attention is left alone",
     ),
     Row(
-        ("bart",),
+        ("mbart", "pegasus", "m2m_100", "blenderbot"),
         (
-            StackRow("encoder.layers", fairseq(pre_norm=False), heads="encoder_attention_heads"),
+            StackRow("encoder.layers", fairseq(pre_norm=True), heads="encoder_attention_heads", groups=""),
+            StackRow("decoder.layers", fairseq(pre_norm=True), keep_first=1, **_DECODER),
+        ),
+        note="cross-attention is left alone",
+    ),
+    Row(
+        ("bart", "marian", "blenderbot-small", "plbart"),
+        (
+            StackRow("encoder.layers", fairseq(pre_norm=False), heads="encoder_attention_heads", groups=""),
             StackRow("decoder.layers", fairseq(pre_norm=False), keep_first=1, **_DECODER),
         ),
         note="cross-attention is left alone",
@@ -99,7 +172,7 @@ ROWS: list[Row] = [
         ("t5", "mt5"),
         (
             StackRow("encoder.block", t5(1), keep_first=1),
-            StackRow("decoder.block", t5(2), keep_first=1, mask="decoder_attention_mask", fallback="attention_mask"),
+            StackRow("decoder.block", t5(2), keep_first=1, **_TARGETS),
         ),
         note="Flan-T5 too; cross-attention is left alone",
     ),
@@ -112,37 +185,104 @@ ROWS: list[Row] = [
         ),
     ),
     Row(
-        ("llama", "mistral", "qwen2", "qwen3", "gemma"),
+        (
+            "llama",
+            "mistral",
+            "qwen2",
+            "qwen3",
+            "gemma",
+            "smollm3",
+            "olmo",
+            "ministral",
+            "helium",
+            "seed_oss",
+            "ernie4_5",
+            "hunyuan_v1_dense",
+            "arcee",
+            "nemotron",
+        ),
         (StackRow("layers", LLAMA, keep_first=1),),
         note=_GROUPS,
     ),
+    Row(("granite",), (StackRow("layers", GRANITE, keep_first=1),), note=_GROUPS),
+    Row(("starcoder2",), (StackRow("layers", STARCODER2, keep_first=1),), note=_GROUPS),
+    Row(("glm",), (StackRow("layers", GLM, keep_first=1),), note=_GROUPS),
+    Row(("glm4",), (StackRow("layers", GLM4, keep_first=1),), note=_GROUPS),
+    Row(("phi3",), (StackRow("layers", PHI3, keep_first=1),), note=f"Phi-4 too; {_GROUPS}"),
+    Row(("gemma2", "gemma3_text"), (StackRow("layers", GEMMA2, keep_first=1),), note=_GROUPS),
+    Row(
+        ("gemma3",),
+        (StackRow("language_model.layers", GEMMA2, keep_first=1, config="text_config"),),
+        note=f"the language model; {_GROUPS}",
+    ),
+    Row(("exaone4",), (StackRow("layers", EXAONE4, keep_first=1),), note=_GROUPS),
+    Row(("olmo2", "olmo3"), (StackRow("layers", OLMO2, keep_first=1),), note="every head stays: one norm is over all"),
+    Row(
+        ("phi",),
+        (StackRow("layers", PHI, keep_first=1),),
+        note=_GROUPS,
+    ),
+    Row(
+        ("gpt_neox",),
+        (
+            StackRow("layers", beside(NEOX, "post_attention_layernorm"), keep_first=1, when="use_parallel_residual"),
+            StackRow("layers", NEOX, keep_first=1),
+        ),
+        note="Pythia too",
+    ),
+    Row(
+        ("falcon",),
+        (
+            StackRow("h", FALCON_TWO_NORMS, keep_first=1, groups="num_kv_heads", when="new_decoder_architecture"),
+            StackRow("h", beside(FALCON), keep_first=1, groups="num_kv_heads", when="new_decoder_architecture"),
+            StackRow("h", beside(FALCON), keep_first=1, groups=1, when="multi_query and parallel_attn"),
+            StackRow("h", beside(FALCON), keep_first=1, groups="", when="parallel_attn"),
+            StackRow("h", FALCON, keep_first=1, groups=1, when="multi_query"),
+            StackRow("h", FALCON, keep_first=1, groups=""),
+        ),
+        refuses=(("alibi", 0, "an ALiBi bias with a slice for every head, handed on from layer to layer"),),
+        note=_GROUPS,
+    ),
+    Row(
+        ("stablelm",),
+        (
+            StackRow("layers", beside(STABLELM), keep_first=1, when="use_parallel_residual"),
+            StackRow("layers", STABLELM, keep_first=1),
+        ),
+        refuses=(("qk_layernorm", 0, "a norm of its own for every head, which cannot be cut yet"),),
+        note=_GROUPS,
+    ),
+    Row(
+        ("cohere", "cohere2"),
+        (StackRow("layers", COHERE, keep_first=1),),
+        note=_GROUPS,
+    ),
+    Row(("gptj",), (StackRow("h", GPTJ, keep_first=1),)),
+    Row(("gpt_neo",), (StackRow("h", GPT_NEO, keep_first=1),)),
+    Row(("eurobert",), (StackRow("layers", LLAMA),), note=_GROUPS),
+    Row(("nomic_bert",), (StackRow("layers", NOMIC),)),
+    Row(
+        ("moonshine",),
+        (
+            StackRow(
+                "encoder.layers",
+                MOONSHINE,
+                mask="",
+                heads="encoder_num_attention_heads",
+                groups="encoder_num_key_value_heads",
+            ),
+            StackRow(
+                "decoder.layers",
+                MOONSHINE_DECODER,
+                keep_first=1,
+                **_TARGETS,
+                heads="decoder_num_attention_heads",
+                groups="decoder_num_key_value_heads",
+            ),
+        ),
+        note="cross-attention is left alone",
+    ),
 ]
-
-_BESIDE = "attention and FFN run side by side on one residual, which the refit cannot follow yet"
-_AFTER = "a norm stands between the output projections and the residual, which the refit cannot follow yet"
-_EXPERTS = "its FFN is a mixture of experts, whose filters are not one projection"
-_NO_HEADS = "it has no attention heads of the usual kind"
-UNSUPPORTED: dict[str, str] = {
-    "bloom": "its ALiBi bias folds heads into the batch, and cannot be picked by head",
-    "convbert": "some of its heads are convolutions",
-    "deberta": "the first DeBERTa keeps the biases of its heads apart from their projections; v2 and v3 are supported",
-    "falcon": _BESIDE,
-    "gemma2": _AFTER,
-    "gemma3": _AFTER,
-    "gemma3_text": _AFTER,
-    "gpt_neox": _BESIDE,
-    "gptj": _BESIDE,
-    "longformer": "its global attention has projections of its own",
-    "mamba": _NO_HEADS,
-    "mixtral": _EXPERTS,
-    "phi": _BESIDE,
-    "phi3": "its fused projection holds query and key blocks of different sizes",
-    "qwen2_moe": _EXPERTS,
-    "qwen3_moe": _EXPERTS,
-    "reformer": _NO_HEADS,
-    "swin": "its stages differ in width, and each window has a bias of its own",
-    "xlnet": "its projections are three-dimensional tensors, not linear modules",
-}
 
 
 def register(row: Row) -> None:
@@ -162,8 +302,10 @@ def architectures() -> list[dict[str, object]]:
             known.setdefault(
                 name, {"model_type": name, "supported": True, "units": units, "stacks": stacks, "note": row.note}
             )
-    for name, reason in UNSUPPORTED.items():
-        known.setdefault(name, {"model_type": name, "supported": False, "units": [], "stacks": [], "note": reason})
+    for name, refused in UNSUPPORTED.items():
+        known.setdefault(
+            name, {"model_type": name, "supported": False, "units": [], "stacks": [], "note": refused.reason}
+        )
     return sorted(known.values(), key=lambda entry: (not entry["supported"], str(entry["model_type"])))
 
 

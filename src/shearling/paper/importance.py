@@ -40,5 +40,6 @@ def _magnitude(sublayer: Sublayer) -> Tensor:
     for projection in sublayer.inputs:
         weight = cast(Tensor, projection.module.weight).detach().double()
         weight = weight.T if is_transposed(projection.module) else weight
-        total = total + weight.square().sum(1).view(projection.blocks, units, -1).sum((0, 2))
+        for block in weight.square().sum(1).split([units * rows for rows in projection.rows]):
+            total = total + block.view(units, -1).sum(1)
     return total.sqrt()

@@ -104,7 +104,7 @@ def _compare(teacher: Structure, student: Structure, kept: Sequence[Tensor], sam
             for dense, sublayer, units in zip(teacher.sublayers, student.sublayers, kept, strict=True):
                 hook = _standing_in(sublayer.weight, sublayer.bias, columns_of(units, dense.width))
                 hooks.callback(dense.out.register_forward_hook(hook).remove)
-                for before, after in zip(dense.inputs, sublayer.inputs, strict=True):
+                for before, after in zip(dense.inputs, sublayer.inputs, strict=len(units) > 0):
                     rows = before.rows_of(units, dense.units)
                     hooks.callback(before.module.register_forward_hook(_feeding(after.module, rows)).remove)
             full = _values(run(teacher.model, batch.to(device_of(teacher.model))))

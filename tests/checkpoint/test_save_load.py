@@ -232,13 +232,13 @@ def test_a_record_of_other_layers_is_refused(saved: Path) -> None:
 
 
 def edits(config: dict[str, Any]) -> dict[str, Any]:
-    return config["quantization_config"]["edits"]
+    return config["shearling"]["edits"]
 
 
 CONFIG_CHANGES: dict[str, Callable[[dict[str, Any]], object]] = {
-    "no reshaping": lambda c: c.pop("quantization_config"),
-    "another method": lambda c: c["quantization_config"].update(quant_method="gptq"),
-    "no edits": lambda c: c["quantization_config"].pop("edits"),
+    "no reshaping": lambda c: c.pop("shearling"),
+    "another version": lambda c: c["shearling"].update(version="two"),
+    "no edits": lambda c: c["shearling"].pop("edits"),
     "no linear": lambda c: edits(c).pop("linear"),
     "negative size": lambda c: edits(c)["linear"].update({"encoder.layer.0.output.dense": [32, -1]}),
     "huge size": lambda c: edits(c)["linear"].update({"encoder.layer.0.output.dense": [2**40, 2**40]}),

@@ -56,7 +56,7 @@ def set_time(value: float) -> Callable[[dict[str, Any]], object]:
 
 LABELLED = ("--task", "classification", "--labels")
 GOOD = '{"text": "a good film", "label": 1}\n'
-EDITS = "quantization_config"
+SHAPES = "shearling"  # where config.json keeps them
 
 DATA: dict[str, Case] = {
     "no file": (lambda p: p.command("--flops", 0.5, data=str(p.folder / "gone.jsonl")), "there is no file"),
@@ -128,20 +128,21 @@ MODELS: dict[str, Case] = {
         json_edit("config.json", lambda c: c.update(num_attention_heads=5)), "Cannot load the model"
     ),
     "a quantised model": model(
-        json_edit("config.json", lambda c: c.update({EDITS: {"quant_method": "gptq", "bits": 4}})), "Cannot load"
+        json_edit("config.json", lambda c: c.update({"quantization_config": {"quant_method": "gptq", "bits": 4}})),
+        "Cannot load",
     ),
     "no tokenizer": model(lambda f: [path.unlink() for path in f.glob("tokenizer*")], "Cannot load a tokenizer"),
     "a damaged tokenizer": model(byte_edit(lambda b: b[:50], "tokenizer.json"), "Cannot load a tokenizer"),
     "a pruned one with half its weights": model(byte_edit(lambda b: b[: len(b) // 2]), "Cannot load", of="pruned"),
     "a pruned one whose shapes were changed": model(
         json_edit(
-            "config.json", lambda c: c[EDITS]["edits"]["linear"].update({"encoder.layer.0.output.dense": [32, 3]})
+            "config.json", lambda c: c[SHAPES]["edits"]["linear"].update({"encoder.layer.0.output.dense": [32, 3]})
         ),
         "shape",
         of="pruned",
     ),
     "a pruned one that forgot its shapes": model(
-        json_edit("config.json", lambda c: c.pop(EDITS)), "reshaped", of="pruned"
+        json_edit("config.json", lambda c: c.pop(SHAPES)), "reshaped", of="pruned"
     ),
     "an index that leads out": model(
         lambda f: (f / "model.safetensors.index.json").write_text(

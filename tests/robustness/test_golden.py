@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,49 @@ def test_a_golden_checkpoint_gives_its_logits(version: str) -> None:
         with torch.inference_mode():
             logits = model.eval()(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
         torch.testing.assert_close(logits, torch.tensor(expected["logits"]), rtol=1e-4, atol=1e-5)
+
+
+WITHOUT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+sys.modules["shearling"] = None  # it cannot be imported
+import json, torch, transformers
+transformers.logging.set_verbosity_error()
+auto = transformers.AutoModelForSequenceClassification
+for folder in sys.argv[2:]:
+    try:
+        auto.from_pretrained(folder)
+    except (RuntimeError, ValueError):
+        pass
+    else:
+        sys.exit(f"{folder} was loaded with layers of another size")
+for folder in sys.argv[2:]:
+    expected = json.load(open(folder + "/expected.json"))
+    model = auto.from_pretrained(folder, trust_remote_code=True).eval()
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor(expected["input_ids"])).logits
+    torch.testing.assert_close(logits, torch.tensor(expected["logits"]), rtol=1e-4, atol=1e-5)
+"""
+
+
+def test_they_load_where_shearling_is_not_installed(tmp_path: Path) -> None:
+    """With `trust_remote_code`, by the file of their own version, all in one process; without it not at all."""
+    environment = {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    packages = str(Path(transformers.__file__).parents[1])
+    folders = [str(GOLDEN / version) for version in VERSIONS]
+    subprocess.run([sys.executable, "-I", "-c", WITHOUT, packages, *folders], check=True, env=environment)
+
+
+def test_checkpoints_of_0_1_are_of_this_version_once_loaded(tmp_path: Path) -> None:
+    """They kept their shapes where quantisers keep theirs; saved again, they do not."""
+    model = shearling.load(GOLDEN / "v0.1.0")
+    assert not hasattr(model.config, "quantization_config")
+    assert not getattr(model, "is_quantized", False)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    old = json.loads((GOLDEN / "v0.1.0" / "config.json").read_text())["quantization_config"]
+    assert config["shearling"]["edits"] == old["edits"]
+    assert "quantization_config" not in config
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shearling.checkpoint.fields import MAX_SIZE, is_count, wrong_field
+from shearling.checkpoint.register import upgraded
 from shearling.checkpoint.save import RECORD
 from shearling.errors import CheckpointError
 
@@ -38,10 +40,11 @@ def load(directory: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
 def check_files(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The record and the configuration of a checkpoint, once nothing in them could lead a loader astray."""
     record = read_record(folder)
-    config = read_json(folder / "config.json")
-    check_edits(config.get("quantization_config"), folder)
-    _check_sizes({name: value for name, value in config.items() if name != "quantization_config"}, folder)
+    config = upgraded(read_json(folder / "config.json"))
+    check_edits(config.get("shearling"), folder)
+    _check_sizes({name: value for name, value in config.items() if name != "shearling"}, folder)
     check_index(folder)
+    check_shapes(config["shearling"]["edits"]["linear"], folder)
     return record, config
 
 
@@ -62,21 +65,39 @@ def _check_sizes(value: Any, folder: Path, name: str = "") -> None:
 
 
 def check_weights(model: PreTrainedModel, missing: set[str], record: dict[str, Any], folder: Path) -> None:
-    """Transformers fills missing weights with random numbers, and after a quantizer it does not compare shapes."""
-    from torch import nn
-
+    """Transformers fills missing weights with random numbers."""
     from shearling.models.structure import structure_of
 
     if missing:
         raise CheckpointError(f"{folder} has no weights for {sorted(missing)[:3]}; the files were changed.")
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and module.weight.shape != (module.out_features, module.in_features):
-            raise CheckpointError(
-                f"'{name}' in {folder} has weights of shape {tuple(module.weight.shape)}, but its config.json says "
-                f"({module.out_features}, {module.in_features}); the files were changed."
-            )
+    if getattr(model, "is_quantized", False):
+        return  # the quantiser has packed the weights; `check_shapes` has seen them before
     if structure_of(model).sizes != record["layers"]:
         raise CheckpointError(f"{folder / RECORD} tells of other layers than the weights have; the files were changed.")
+
+
+def check_shapes(linear: dict[str, list[int]], folder: Path) -> None:
+    """The weights in the files must have the shapes that config.json gives: a quantiser would not compare them."""
+    for name, shape in _shapes_in(folder).items():
+        path = name.removesuffix(".weight")
+        size = linear.get(path) or linear.get(path.partition(".")[2])  # with and without the name of the base model
+        if size is not None and path != name and sorted(shape) != sorted(size):  # Conv1D keeps [inputs, outputs]
+            raise CheckpointError(
+                f"'{name}' in {folder} has weights of shape {tuple(shape)}, but its config.json says {tuple(size)}; "
+                "the files were changed."
+            )
+
+
+def _shapes_in(folder: Path) -> dict[str, list[int]]:
+    """The shape of every tensor in the weight files, from their headers. Damage is for the loader to report."""
+    from safetensors import SafetensorError, safe_open
+
+    shapes: dict[str, list[int]] = {}
+    with suppress(OSError, SafetensorError):
+        for path in sorted(folder.glob("model*.safetensors")):
+            with safe_open(path, framework="pt") as tensors:
+                shapes |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
+    return shapes
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -119,11 +140,11 @@ def check_index(folder: Path) -> None:
             raise CheckpointError(f"{index} names {name!r}, which is no file of the directory; it was changed.")
 
 
-def check_edits(config: Any, folder: Path) -> None:
+def check_edits(shapes: Any, folder: Path) -> None:
     """Refuse edits that no version of shearling writes, before anything acts on them."""
-    if not isinstance(config, dict) or config.get("quant_method") != "shearling":
+    if not isinstance(shapes, dict) or not is_count(shapes.get("version")):
         raise CheckpointError(f"{folder}/config.json does not say how the model was reshaped; it was changed.")
-    edits = config.get("edits")
+    edits = shapes.get("edits")
     if not isinstance(edits, dict) or not {"linear", "attributes", "bias_only", "hollow"} <= edits.keys():
         raise CheckpointError(f"The edits in {folder}/config.json are incomplete; it was changed.")
     ok = (
@@ -131,8 +152,8 @@ def check_edits(config: Any, folder: Path) -> None:
         and all(_size(s) for s in edits["linear"].values())
         and isinstance(edits["attributes"], dict)
         and all(is_count(v) for v in edits["attributes"].values())
-        and isinstance(edits["bias_only"], list)
-        and all(isinstance(p, str) for p in edits["bias_only"])
+        and _paths(edits["bias_only"])
+        and _paths(edits.get("dropped", []))
         and isinstance(edits["hollow"], dict)
         and all(_stub(v) for v in edits["hollow"].values())
         and isinstance(edits.get("picks", {}), dict)
@@ -142,6 +163,10 @@ def check_edits(config: Any, folder: Path) -> None:
     )
     if not ok:
         raise CheckpointError(f"The edits in {folder}/config.json hold values that shearling never writes.")
+
+
+def _paths(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(path, str) for path in value)
 
 
 def _size(value: Any) -> bool:

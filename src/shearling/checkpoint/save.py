@@ -10,7 +10,6 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 RECORD = "shearling.json"
-MODELING = "modeling_shearling.py"
 # Tokenizer, processor, generation and sentence-transformers files that go with a model.
 COMPANIONS = (
     "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.spm", "*.model",
@@ -63,10 +61,9 @@ def write_checkpoint(
     """All files of a checkpoint."""
     from shearling.checkpoint.card import carried_over, model_card, source_facts
 
-    model.config.auto_map = _auto_map(model)
+    model.config.auto_map = _auto_map(model)  # and so saving it writes the file that this points to
     with quiet_transformers(notes=True):
         model.save_pretrained(folder)
-    shutil.copyfile(_modeling_file(), folder / MODELING)
     if isinstance(source, (str, os.PathLike)):
         copy_companions(Path(source), folder)
     elif source is not None:
@@ -208,7 +205,3 @@ def _auto_class(model: Any) -> str:
         if getattr(modeling_auto, name)._model_mapping[type(model.config)] is type(model):
             return name
     return "AutoModel"
-
-
-def _modeling_file() -> Path:
-    return Path(str(resources.files("shearling.models") / MODELING))

@@ -24,16 +24,16 @@ def shrink(model: PreTrainedModel, kept: Kept, *, shared: bool = False) -> PreTr
 
     shared  what is not cut stays the model's own memory: for a copy that is run, never changed, and thrown away
     """
-    from shearling.models.modeling_shearling import ShearlingConfig, reshape
+    from shearling.models.modeling_shearling import VERSION, reshape
 
     structure = structure_of(model)
-    before = getattr(model.config, "quantization_config", None)  # a pruned model may be pruned again
+    before = edits_of(model)  # a pruned model may be pruned again
     edits = empty_edits()
     values: dict[str, Tensor] = {}
     for sublayer, units in zip(structure.sublayers, kept, strict=True):
         if len(units) < sublayer.units:
             _cut(sublayer, units, edits, values)
-            _pick(sublayer, units, before.edits.get("picks", {}) if before else {}, edits)
+            _pick(sublayer, units, before["picks"], edits)
 
     memo = {id(p): p for p in model.parameters()} if shared else {}
     student = copy.deepcopy(model, memo)
@@ -43,13 +43,16 @@ def shrink(model: PreTrainedModel, kept: Kept, *, shared: bool = False) -> PreTr
         for name, value in values.items():
             parameters[name].copy_(value)
 
-    student.config.quantization_config = ShearlingConfig(merged(before.edits, edits) if before else edits)
+    student.config.shearling = {"version": VERSION, "edits": merged(before, edits)}
     return student
 
 
 def _cut(sublayer: Sublayer, kept: Tensor, edits: dict[str, Any], values: dict[str, Tensor]) -> None:
     """Add what the removal of all but `kept` changes: shapes to the edits, parameters to the values."""
     for projection in sublayer.inputs:
+        if not len(kept) and projection.path != sublayer.part.core:  # a core goes on as a hollow one
+            edits["dropped"].append(f"{sublayer.path}.{projection.path}")
+            continue
         _slice(sublayer, projection.path, projection.rows_of(kept, sublayer.units), None, edits, values)
     _slice(sublayer, sublayer.part.out, None, columns_of(kept, sublayer.width), edits, values)
 
@@ -106,7 +109,13 @@ def _slice(
 
 def empty_edits() -> dict[str, Any]:
     """Edits that change nothing; see `modeling_shearling.reshape`."""
-    return {"linear": {}, "attributes": {}, "bias_only": [], "hollow": {}, "picks": {}, "parameters": {}}
+    return {"linear": {}, "attributes": {}, "bias_only": [], "hollow": {}, "dropped": [], "picks": {}, "parameters": {}}
+
+
+def edits_of(model: PreTrainedModel) -> dict[str, Any]:
+    """The edits that made a pruned model from its dense one; a dense model has empty ones."""
+    shapes = getattr(model.config, "shearling", None)
+    return empty_edits() | shapes["edits"] if shapes else empty_edits()
 
 
 def merged(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,286 @@
+"""Give a transformers model the shapes of a pruned checkpoint, before its weights are loaded.
+
+shearling ships this file, unchanged, inside every checkpoint it writes, so that
+
+    AutoModelForSequenceClassification.from_pretrained(directory, trust_remote_code=True)
+
+works where shearling is not installed. It imports torch and transformers only. The shapes stand in `config.json`
+under `shearling`. Every transformers model calls `post_init` at the end of its construction; `register` has that call
+reshape a model whose configuration holds such shapes. Weights, quantisers and adapters come later and meet a model of
+the right shape. Saving such a model again writes this file again.
+"""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.modeling_utils import PreTrainedModel
+
+VERSION = 2  # of the edits in config.json; 1 stood under `quantization_config`
+# What `transformers_weights` says in config.json. Transformers takes it for the name of the file with the weights, and
+# quotes it in its error where nobody has read this file. Reading the configuration or the tokenizer alone still works.
+NOTICE = (
+    "this model was pruned by shearling and its layers differ in size. Run `import shearling` before loading it, or "
+    "pass trust_remote_code=True to the from_pretrained of an AutoModel class"
+)
+
+
+class BiasOnly(nn.Module):
+    """An output projection with no unit left: its bias, for every token."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(self, linear: Any) -> None:
+        super().__init__()
+        self.weight, self.bias = linear.weight, linear.bias
+        if hasattr(linear, "nf"):
+            self.nf, self.nx = linear.nf, linear.nx
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(hidden) if self.bias is None else self.bias.expand_as(hidden)
+
+
+class Hollow(nn.Module):
+    """A sublayer's core with no unit left: hands its input on, or to the output projection inside it.
+
+    An argument that the core would hand on to the next layer is still handed on.
+    """
+
+    def __init__(self, core: nn.Module, out: str, returns: int, argument: str = "", returned: int = -1) -> None:
+        super().__init__()
+        self._modules, self._parameters, self._buffers = core._modules, core._parameters, core._buffers
+        self.out_path, self.returns, self.returned = out, returns, returned
+        self.argument = argument
+        self.place = _place(core, argument) if returned >= 0 else -1
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        result = self.get_submodule(self.out_path)(hidden) if self.out_path else hidden
+        if self.returns == 1:
+            return result
+        values = [result, *[None] * (self.returns - 1)]
+        if self.returned >= 0:
+            values[self.returned] = args[self.place] if self.place < len(args) else kwargs.get(self.argument)
+        return tuple(values)
+
+
+class Picking:
+    """Mixed into the class of a core that kept only some heads, and is handed a tensor with all of them.
+
+    argument  that tensor, [., heads, queries, keys]; one without a slice for each head is left as it is
+    heads     the heads that are left, counted in the dense model
+    made_by   the method of the core that makes the tensor when none is handed in
+    returned  the place among the core's return values where the whole tensor is handed on, or -1
+
+    A class and not a hook that remembers the core: a replica of the core (`torch.nn.DataParallel`, `copy.copy`) works
+    with its own parameters.
+    """
+
+    argument: str
+    heads: list[int]
+    made_by: str
+    returned: int
+    place: int
+    whole: Any
+
+    def pick(self, whole: torch.Tensor) -> torch.Tensor:
+        """The slices of the heads that are left."""
+        return whole if whole.shape[1] == 1 else torch.stack([whole[:, head] for head in self.heads], dim=1)
+
+    def make(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """What the core makes itself: remembered whole, used in part."""
+        self.whole = getattr(super(), self.made_by)(*args, **kwargs)
+        return self.pick(self.whole)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        given = args[self.place] if self.place < len(args) else kwargs.get(self.argument)
+        if given is not None and self.place < len(args):
+            args = (*args[: self.place], self.pick(given), *args[self.place + 1 :])
+        elif given is not None:
+            kwargs = kwargs | {self.argument: self.pick(given)}
+        result = super().forward(*args, **kwargs)  # type: ignore[misc]
+        if self.returned >= 0:
+            whole = self.whole if given is None else given
+            result = (*result[: self.returned], whole, *result[self.returned + 1 :])
+        self.whole = None
+        return result
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Pickle and deepcopy: the mixed class has no name to be found by, so it is mixed again."""
+        return _new_picking, (_class_of(self), self.made_by), self.__dict__
+
+
+def _picking(core: type, made_by: str) -> type:
+    """The class of a core with `Picking` mixed in."""
+    methods = {made_by: Picking.make} if made_by else {}
+    return type(core.__name__, (Picking, core), methods | {"__module__": core.__module__, "stock": core})
+
+
+def _new_picking(core: type, made_by: str) -> Any:
+    picking: Any = _picking(core, made_by)
+    return picking.__new__(picking)
+
+
+def _class_of(core: Any) -> type:
+    """The class that transformers gave a core, also where a copy of this file has mixed in its `Picking`."""
+    return getattr(type(core), "stock", type(core))
+
+
+def _place(core: nn.Module, argument: str) -> int:
+    """Where an argument stands when it is not named."""
+    return list(inspect.signature(_class_of(core).forward).parameters).index(argument) - 1  # type: ignore[attr-defined]
+
+
+def pick_heads(core: Any, pick: dict[str, Any]) -> None:
+    """Have a core use only the slices of its heads."""
+    place = _place(core, pick["argument"])
+    core.__class__ = _picking(_class_of(core), pick["made_by"])
+    vars(core).update(pick, place=place, whole=None)
+
+
+def resize(module: Any, rows: int, columns: int) -> None:
+    """Cut a linear module to [rows, columns]; the weights that are meant are left to the caller."""
+    transposed = hasattr(module, "nf")
+    weight, bias = module.weight, module.bias
+    cut = (weight[:columns, :rows] if transposed else weight[:rows, :columns]).detach().clone()
+    module.weight = nn.Parameter(cut, requires_grad=weight.requires_grad)
+    if bias is not None:
+        module.bias = nn.Parameter(bias[:rows].detach().clone(), requires_grad=bias.requires_grad)
+    if transposed:
+        module.nf, module.nx = rows, columns
+    else:
+        module.out_features, module.in_features = rows, columns
+
+
+def _shape(linear: Any) -> tuple[int, ...]:
+    shape = tuple(linear.weight.shape)
+    return shape[::-1] if hasattr(linear, "nf") else shape
+
+
+def reshape(model: nn.Module, edits: dict[str, Any]) -> None:
+    """Apply a checkpoint's edits. Paths start at the base model, so that every head loads the same checkpoint.
+
+    linear      {path: [outputs, inputs]}
+    attributes  {path.name: value}
+    bias_only   [path]                        output projections with no unit left
+    hollow      {path: [out, returns]}        cores with no unit left
+    dropped     [path]                        projections into no unit; quantisers cannot do with a matrix of nothing
+    picks       {path: {argument, heads, made_by, returned}}    cores that index an argument by the heads left
+
+    What a smaller class of the same family lacks (a decoder, a tower) is passed over; were it not lacking, the
+    shapes of its weights would not fit, and loading would fail. Doing it twice changes nothing: a model and its base
+    model both call `post_init`.
+    """
+    base = getattr(model, "base_model", model)
+    picks = edits.get("picks", {})
+    for path, (rows, columns) in edits["linear"].items():
+        if (linear := _find(base, path)) is not None and _shape(linear) != (rows, columns):
+            resize(linear, rows, columns)
+    for path, value in edits["attributes"].items():
+        owner, _, name = path.rpartition(".")
+        if (module := _find(base, owner)) is not None:
+            setattr(module, name, value)
+    for path in edits["bias_only"]:
+        if (out := _find(base, path)) is not None and not isinstance(out, BiasOnly):
+            _replace(base, path, BiasOnly(out))
+    for path, pick in picks.items():
+        if path not in edits["hollow"] and (core := _find(base, path)) is not None:
+            pick_heads(core, pick)
+    for path, (inside, returns) in edits["hollow"].items():
+        core = _find(base, path)
+        if core is not None and not isinstance(core, Hollow):
+            pick = picks.get(path, {})
+            _replace(base, path, Hollow(core, inside, returns, pick.get("argument", ""), pick.get("returned", -1)))
+    for path in edits.get("dropped", []):
+        owner, _, name = path.rpartition(".")
+        if (module := _find(base, owner)) is not None:
+            module._modules.pop(name, None)
+
+
+def _find(base: nn.Module, path: str) -> Any:
+    try:
+        return base.get_submodule(path)
+    except AttributeError:
+        return None
+
+
+def _replace(base: nn.Module, path: str, module: nn.Module) -> None:
+    owner, _, name = path.rpartition(".")
+    module.train(base.training)
+    setattr(base.get_submodule(owner), name, module)
+
+
+def register() -> None:
+    """Have models be built, and configurations saved, with what is needed here; doing it twice changes nothing.
+
+    Several copies of this file may be at work, shearling's and those of checkpoints: the newest one takes over.
+    """
+    _wrap(PreTrainedModel, "post_init", _reshape_first)
+    _wrap(PreTrainedConfig, "to_json_file", _add_notice)
+
+
+def _wrap(owner: Any, name: str, wrapper: Any) -> None:
+    found = getattr(owner, name)
+    if getattr(found, "shearling", 0) < VERSION:
+        stock = getattr(found, "stock", found)
+
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return wrapper(stock, self, *args, **kwargs)
+
+        vars(method).update(shearling=VERSION, stock=stock)
+        setattr(owner, name, method)
+
+
+def _reshape_first(post_init: Any, model: Any) -> None:
+    """Give a model its shapes before transformers initialises its weights, or loads them."""
+    if shapes := getattr(model.config, "shearling", None):
+        if shapes["version"] > VERSION:
+            raise ValueError(f"{model.name_or_path} was written by a newer version of shearling; update shearling.")
+        reshape(model, shapes["edits"])
+    post_init(model)
+
+
+def _add_notice(to_json_file: Any, config: Any, path: Any, *args: Any, **kwargs: Any) -> None:
+    """Save what transformers does not: the notice, and the file that `auto_map` points to."""
+    pruned = bool(getattr(config, "shearling", None))
+    if pruned:
+        config.transformers_weights = NOTICE
+    try:
+        to_json_file(config, path, *args, **kwargs)
+    finally:
+        if pruned:
+            del config.transformers_weights
+    if pruned and getattr(config, "auto_map", None):
+        Path(path).with_name("modeling_shearling.py").write_bytes(Path(__file__).read_bytes())
+
+
+register()
+
+
+def __getattr__(name: str) -> type:
+    """A stand-in for each `AutoModel...` class: what `auto_map` in `config.json` points to."""
+    if not name.startswith("AutoModel"):
+        raise AttributeError(name)
+
+    def from_pretrained(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if config := kwargs.get("config"):
+            vars(config).pop("transformers_weights", None)  # holds the message for those who load without this file
+        return getattr(transformers, name).from_pretrained(*args, **kwargs | {"trust_remote_code": False})
+
+    def from_config(cls: type, *args: Any, **kwargs: Any) -> Any:
+        return getattr(transformers, name).from_config(*args, **kwargs | {"trust_remote_code": False})
+
+    def register_for_auto_class(cls: type, auto_class: Any = None) -> None:
+        """Transformers announces the class it found; there is nothing to remember."""
+
+    methods = {
+        "from_pretrained": from_pretrained,
+        "_from_config": from_config,
+        "register_for_auto_class": register_for_auto_class,
+    }
+    return type(name, (), {key: classmethod(method) for key, method in methods.items()})

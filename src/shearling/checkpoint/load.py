@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shearling.checkpoint.fields import MAX_SIZE, is_count, wrong_field
-from shearling.checkpoint.save import RECORD
 from shearling.errors import CheckpointError
+from shearling.files import RECORD
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -9,9 +9,7 @@ from typing import Any
 
 from shearling.checkpoint.card import refreshed, title
 from shearling.checkpoint.load import read_record
-from shearling.checkpoint.save import RECORD
-from shearling.errors import OutputError
-from shearling.files import write_whole, writing
+from shearling.files import RECORD, check_file, write_whole, writing
 
 
 def base_of(folder: Path) -> str | None:
@@ -43,6 +41,5 @@ def write_page(record: dict[str, Any], folder: Path, path: Path, *, force: bool 
     """The record as one HTML file."""
     from shearling.report.model_page import report_page
 
-    if path.exists() and not force:
-        raise OutputError(f"{path} exists; choose another file, or replace it with --force.")
+    check_file(path, force=force)
     write_whole(path, report_page(record, title=title(record), directory=str(folder)))

@@ -23,12 +23,12 @@ from torch import Tensor
 
 from shearling.checkpoint.load import load
 from shearling.checkpoint.pretrained import load_model, load_tokenizer
-from shearling.checkpoint.save import check_writable
 from shearling.data import Batches, Rows, encode
 from shearling.engine.hooks import frozen
 from shearling.engine.progress import Watcher
 from shearling.errors import InputError
 from shearling.evaluation.exam import predict
+from shearling.files import check_writable
 from shearling.latency.timing import in_turns
 from shearling.pipeline import Pruned, prune
 

@@ -11,11 +11,13 @@ from typing import Any
 from shearling.costs import KINDS
 from shearling.engine.distributed import on_first
 from shearling.errors import OutputError
-from shearling.files import write_whole
+from shearling.files import RECORD, SWEEP, check_folder, write_whole
 from shearling.workflows.grid import Key, Outcome, key
 
-SETTINGS, RESULTS, CURVE, PAGE, MODELS = "sweep.json", "results.json", "curve.svg", "report.html", "models"
+SETTINGS, RESULTS = SWEEP
+CURVE, PAGE, MODELS = "curve.svg", "report.html", "models"
 FORMAT = 1
+FRESH = "start afresh with force (--force, force=True)"
 # Points of other methods, budgets and seeds may be added to a sweep; everything else must stay as it was.
 GROWS = ("methods",)
 
@@ -27,14 +29,13 @@ class Store:
         self.folder = folder
         self.facts: dict[str, Any] = {"format": FORMAT, "settings": dict(settings), "dense": None}
         self.results: list[dict[str, Any]] = []
-        if folder.exists() and not folder.is_dir():
-            raise OutputError(f"{folder} exists and is a file; choose another --out.")
+        check_folder(folder)
         if force:
             on_first(self._forget)
         if (folder / SETTINGS).is_file():
             self._go_on(settings)
         elif folder.is_dir() and any(folder.iterdir()):
-            raise OutputError(f"{folder} is not empty and holds no sweep; choose another --out.")
+            raise OutputError(f"{folder} is not empty and holds no sweep; choose another place.")
         self.write()
 
     @property
@@ -67,7 +68,8 @@ class Store:
         if (self.folder / SETTINGS).is_file():
             for name in (RESULTS, CURVE, PAGE, SETTINGS):
                 (self.folder / name).unlink(missing_ok=True)
-            shutil.rmtree(self.folder / MODELS, ignore_errors=True)
+            for record in (self.folder / MODELS).glob(f"*/{RECORD}"):
+                shutil.rmtree(record.parent, ignore_errors=True)
 
     def _go_on(self, settings: Mapping[str, Any]) -> None:
         facts, results = (_read(self.folder / name) for name in (SETTINGS, RESULTS))
@@ -81,12 +83,12 @@ class Store:
             if not _sound(facts["dense"], self.results):
                 raise TypeError
         except (KeyError, TypeError, AttributeError):
-            raise OutputError(f"The sweep in {self.folder} was changed by hand; start afresh with --force.") from None
+            raise OutputError(f"The sweep in {self.folder} was changed by hand; {FRESH}.") from None
         if changed:
             told = ", ".join(f"{name} {_short(before, name)} (now {_short(settings, name)})" for name in changed)
             raise OutputError(
                 f"{self.folder} holds a sweep with other settings: {told}. Give the same ones to go on with it, choose "
-                "another --out, or start afresh with --force."
+                f"another place, or {FRESH}."
             )
         self.facts["settings"]["methods"] = before["methods"] | settings["methods"]
 
@@ -139,7 +141,7 @@ def _read(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise OutputError(f"Cannot go on with the sweep: {path}: {error}. Start afresh with --force.") from None
+        raise OutputError(f"Cannot go on with the sweep: {path}: {error}. Choose another place, or {FRESH}.") from None
 
 
 def _short(settings: Mapping[str, Any], name: str) -> str:

@@ -24,7 +24,7 @@ from shearling.checkpoint.card import title
 from shearling.checkpoint.load import read_record
 from shearling.cli import run
 from shearling.cli.pictures import plain
-from shearling.latency.validate import check_fits
+from shearling.latency.fits import check_fits
 from shearling.models.structure import structure_of
 from shearling.report.model_page import report_page
 from tiny import model_of

@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from shearling.files import write_whole
 from shearling.latency.fit import fit
-from shearling.latency.validate import validated
 from shearling.models.structure import Structure
+from shearling.schema import TABLE
 
 FORMAT = 1
+MAX_BYTES = 64 * 2**20
 RESTLESS = 0.15  # spread over time, from which on a table is not to be relied on
 WAITING = 1.2  # times its own work, from which on a GPU is said to wait for the host
 NOISE = 2.0  # spreads; a dip deeper than this is the hardware's own and stays
@@ -189,7 +190,7 @@ def _stack_of(structure: Structure, number: int) -> int:
 
 def load_table(path: str | os.PathLike[str]) -> Table:
     """A table from a file; every field is checked, because people edit files and disks fill up."""
-    record = validated(Path(path))
+    record = TABLE.read(Path(path), most=MAX_BYTES)
     entries = [Entry(**entry) for entry in record.pop("sublayers")]
     record.pop("format")
     return Table(**record, sublayers=entries)

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shearling._version import versions
-from shearling.checkpoint.load import read_json, read_record
+from shearling.checkpoint.load import read_record
 from shearling.checkpoint.pretrained import load_model, load_reader
 from shearling.data import load_rows
 from shearling.engine.progress import Watcher
 from shearling.errors import ModelError, OutputError
 from shearling.files import RECORD, check_writable, weights_digest, whole_directory
+from shearling.schema import CONFIG
 from shearling.workflows.source import Source, known_dense
 from shearling.workflows.training import Recipe, check_alone, plain_device, retrain
 
@@ -173,5 +174,5 @@ def _work_folder(out: Path, source: Source, data: str, recipe: Recipe, teacher: 
 
 
 def _own_dtype(folder: Path) -> Any:
-    config = read_json(folder / "config.json")
+    config = CONFIG.read(folder / "config.json")
     return config.get("dtype") or config.get("torch_dtype") or "float32"

@@ -12,9 +12,9 @@ from shearling._version import versions
 from shearling.engine.progress import Watcher
 from shearling.evaluation.exam import Exam
 from shearling.files import weights_digest
+from shearling.latency.fits import check_fits
 from shearling.latency.table import load_table
 from shearling.latency.timing import device_name
-from shearling.latency.validate import check_fits
 from shearling.methods import Method
 from shearling.models.structure import structure_of
 from shearling.pipeline import Plan, measure

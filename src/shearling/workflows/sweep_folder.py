@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from shearling import schema
 from shearling.costs import KINDS
 from shearling.engine.distributed import on_first
 from shearling.errors import OutputError
@@ -17,7 +18,6 @@ from shearling.workflows.grid import Key, Outcome, key
 SETTINGS, RESULTS = SWEEP
 CURVE, PAGE, MODELS = "curve.svg", "report.html", "models"
 FORMAT = 1
-FRESH = "start afresh with force (--force, force=True)"
 # Points of other methods, budgets and seeds may be added to a sweep; everything else must stay as it was.
 GROWS = ("methods",)
 
@@ -72,23 +72,16 @@ class Store:
                 shutil.rmtree(record.parent, ignore_errors=True)
 
     def _go_on(self, settings: Mapping[str, Any]) -> None:
-        facts, results = (_read(self.folder / name) for name in (SETTINGS, RESULTS))
-        try:
-            before = facts["settings"]
-            changed = [n for n in sorted({*before, *settings} - {*GROWS}) if before.get(n) != settings.get(n)]
-            both = before["methods"].keys() & settings["methods"].keys()
-            changed += [f"methods.{m}" for m in sorted(both) if before["methods"][m] != settings["methods"][m]]
-            self.results = [r for r in results if key(r["method"], r["constraint"], r["seed"]) and "value" in r]
-            self.facts["dense"] = facts["dense"]
-            if not _sound(facts["dense"], self.results):
-                raise TypeError
-        except (KeyError, TypeError, AttributeError):
-            raise OutputError(f"The sweep in {self.folder} was changed by hand; {FRESH}.") from None
+        facts, self.results = schema.SWEEP.read(self.folder / SETTINGS), schema.RESULTS.read(self.folder / RESULTS)
+        self.facts["dense"], before = facts["dense"], facts["settings"]
+        changed = [n for n in sorted({*before, *settings} - {*GROWS}) if before.get(n) != settings.get(n)]
+        both = before["methods"].keys() & settings["methods"].keys()
+        changed += [f"methods.{m}" for m in sorted(both) if before["methods"][m] != settings["methods"][m]]
         if changed:
             told = ", ".join(f"{name} {_short(before, name)} (now {_short(settings, name)})" for name in changed)
             raise OutputError(
                 f"{self.folder} holds a sweep with other settings: {told}. Give the same ones to go on with it, choose "
-                f"another place, or {FRESH}."
+                "another place, or start afresh with force (--force, force=True)."
             )
         self.facts["settings"]["methods"] = before["methods"] | settings["methods"]
 
@@ -129,19 +122,6 @@ def write_all(texts: Mapping[Path, str]) -> None:
             write_whole(path, text)
 
     on_first(write)
-
-
-def _sound(dense: Any, results: list[Any]) -> bool:
-    """Whether scores and times are numbers, where tables and pictures need them."""
-    rows = [*results, *([] if dense is None else [dense])]
-    return all(type(row[name]) in (int, float) for row in rows for name in ("value", "seconds"))
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise OutputError(f"Cannot go on with the sweep: {path}: {error}. Choose another place, or {FRESH}.") from None
 
 
 def _short(settings: Mapping[str, Any], name: str) -> str:

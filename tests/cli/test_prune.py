@@ -96,7 +96,7 @@ def test_words_go_to_stderr(prune: Any, tmp_path: Path) -> None:
     code, out, err = prune("--flops", 0.6, "--out", tmp_path / "small")
     assert code == 0
     assert out == ""
-    assert "MACs, layers" in err
+    assert "FLOPs, layers" in err
     assert "written to" in err
     code, out, err = prune("--flops", 0.6, "--out", tmp_path / "quiet", "--quiet")
     assert (code, out, err.strip()) == (0, "", "")

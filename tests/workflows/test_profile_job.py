@@ -13,7 +13,7 @@ from shearling.cli import run as command
 from shearling.errors import OutputError
 from shearling.latency.table import load_table
 from shearling.models.structure import structure_of
-from shearling.report.latency_chart import plot
+from shearling.report.charts import plot
 from tiny import model_of
 
 
@@ -92,7 +92,7 @@ def test_pictures_without_matplotlib(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert run("profile", directory, "--out", tmp_path / "table.json", "--plot", tmp_path / "table.svg") == 2
-    assert "shearling[plot]" in capsys.readouterr().err
+    assert "pip install matplotlib" in capsys.readouterr().err
 
 
 def test_prune_refuses_a_broken_table(directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from shearling.checkpoint.pretrained import load_model, load_tokenizer
 from shearling.cli import run
 from shearling.errors import CheckpointError, InputError, ModelError, OutputError
 from shearling.methods import Surgeon
-from shearling.report.record import describe
+from shearling.report.text import plain
 from shearling.workflows.retrain import retrain_source, write_retrained
 from shearling.workflows.source import Source, Target, prune_source
 from shearling.workflows.training import Recipe, check_alone, distillation_loss
@@ -169,7 +169,7 @@ def test_record_and_card_say_what_was_done(place: Path, tmp_path: Path) -> None:
     assert "and then retrained" in card
     for wrong in ("without retraining", "label-free", "not measured"):
         assert wrong not in card
-    said = describe(record)
+    said = plain(record)
     assert "to flops 0.4, then retrained" in said
     assert "accuracy 70.00 -> 80.00" in said
 
@@ -181,7 +181,7 @@ def test_an_unscored_retraining_keeps_no_score(place: Path, tmp_path: Path) -> N
     model = load_model(str(place / "pruned"), device="cpu")
     write_retrained(model, place / "pruned", tmp_path / "out", before, facts, force=False)
     assert "evaluations" not in read_record(tmp_path / "out")
-    assert "0.5 epochs over 20 examples of sst2, with a teacher" in describe(read_record(tmp_path / "out"))
+    assert "0.5 epochs over 20 examples of sst2, with a teacher" in plain(read_record(tmp_path / "out"))
 
 
 def outputs(**tensors: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -108,6 +108,7 @@ def meet(
         "threads": table.threads,
         "runtime": table.runtime,
         "corrections": len(tried) - 1,
+        "layer_time": table.layer_shares(teacher),
         "tried": tried,
     }
     return Met(kept, student, limits, record, warnings)

@@ -41,8 +41,9 @@ _COST = record(dict.fromkeys(("dense", "pruned", "ratio"), NUMBER))
 _EXAM = {"task": TEXT, "metric": TEXT, "examples": COUNT}
 _SCORE = record({**_EXAM, "value": NUMBER}, {"em": NUMBER, "dense": or_none(NUMBER)})
 _TIMING = record(
-    {"predicted": or_none(NUMBER), "device": TEXT},
+    {"device": TEXT},
     {
+        "predicted": or_none(NUMBER), "layer_time": several(NUMBER),
         "measured": or_none(number("a ratio above 0", 0)), "batch_size": COUNT, "seq_len": COUNT, "dtype": TEXT,
         "corrections": COUNT, "threads": COUNT, "dense_ms": NUMBER, "pruned_ms": NUMBER,
     },

@@ -11,7 +11,7 @@ from shearling.engine.progress import Watcher, silent
 from shearling.files import check_file
 from shearling.latency.profile import BUDGET, profile
 from shearling.latency.table import Table
-from shearling.report.latency_chart import check_picture, plot
+from shearling.report.charts import check_picture, plot
 
 
 @dataclass(frozen=True)

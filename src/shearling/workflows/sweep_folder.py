@@ -6,14 +6,18 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shearling import schema
 from shearling.costs import KINDS
 from shearling.engine.distributed import on_first
 from shearling.errors import OutputError
 from shearling.files import RECORD, SWEEP, check_folder, write_whole
+from shearling.report.facts import notes_of
 from shearling.workflows.grid import Key, Outcome, key
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 SETTINGS, RESULTS = SWEEP
 CURVE, PAGE, MODELS = "curve.svg", "report.html", "models"
@@ -108,10 +112,16 @@ def record_of(outcome: Outcome, dense: float) -> dict[str, Any]:
         "stages": {name: seconds for name, seconds in report["seconds"].items() if name != "total"},
         "evaluate_seconds": score.seconds,
         "layers": report["layers"],
-        "notes": report["warnings"] + [f"{r['sublayer']}: {r['note']}" for r in report["repairs"] if r["note"]],
+        "megabytes": megabytes(pruned.model),
+        "notes": notes_of(report),
         **({"em": round(score.em, 4)} if score.em is not None else {}),
         **({"timing": latency} if latency else {}),
     }
+
+
+def megabytes(model: PreTrainedModel) -> float:
+    """The size of a model's weights."""
+    return float(sum(p.numel() * p.element_size() for p in model.parameters())) / 1e6
 
 
 def write_all(texts: Mapping[Path, str]) -> None:

@@ -106,8 +106,8 @@ def test_a_layers_share_of_the_time_is_shown_where_it_is_known(record: dict[str,
 
 def test_two_models_and_the_examples_they_disagree_on() -> None:
     side = {"model": "a", "value": 90.0, "em": None, "bytes": 1e6, "params": 250_000, "macs": 1e9, "milliseconds": 2.0}
-    found = {"task": "sst2", "metric": "accuracy", "examples": 10, "agreement": None, "batch": [1, 8], "device": "a CPU",
-             "models": [side, side | {"model": "b", "value": 80.0}],
+    found = {"task": "sst2", "metric": "accuracy", "examples": 10, "agreement": None, "batch": [1, 8],
+             "device": "a CPU", "models": [side, side | {"model": "b", "value": 80.0}],
              "flipped": [{"text": "not <good>", "dense": "good", "pruned": "bad"}]}  # fmt: skip
     text = " ".join(Outline(compare_page(found)).text)
     for words in ("90.00 → 80.00", "-10.00", "not <good>", "1.00x faster", "a and b"):

@@ -164,13 +164,13 @@ def test_record_and_card_say_what_was_done(place: Path, tmp_path: Path) -> None:
     record, card = read_record(tmp_path / "out"), (tmp_path / "out" / "README.md").read_text()
     assert record["evaluations"] == [score | {"value": 80.0, "dense": 90.0}]
     assert "max_drop" not in record  # it was about other weights
-    assert "| accuracy, sst2 | 90.00 | **80.00** | 60 examples |" in card
+    assert "| accuracy, sst2 | 90.00 | **80.00** | -10.00 | 60 examples" in card
     assert "- retraining: 3 epochs over 1,600 examples of sst2; accuracy 70.00 -> 80.00" in card
     assert "and then retrained" in card
     for wrong in ("without retraining", "label-free", "not measured"):
         assert wrong not in card
     said = plain(record)
-    assert "to flops 0.4, then retrained" in said
+    assert "pruned to 40% of its FLOPs and retrained" in said
     assert "accuracy 70.00 -> 80.00" in said
 
 

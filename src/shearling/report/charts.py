@@ -84,7 +84,7 @@ def chart(
     if not any(one.points for one in series):
         raise ValueError("a chart needs at least one point")
     with _drawing(f"{title} {x_label} {y_label}") as figure_of:
-        figure = figure_of(6.1, 4.1)
+        figure = figure_of(5.5, 3.9)
         axes = figure.subplots()
         for level in levels:
             axes.axhline(level.y, color=INK if level.strong else SOFT, lw=1.2, ls=(0, (5, 3)) if level.strong else ":")
@@ -148,7 +148,7 @@ def _drawing(salt: str) -> Iterator[Callable[[float, float], Any]]:
     """matplotlib in our style, for one picture whose ids are its own."""
     library = _matplotlib()
     style = {
-        "svg.fonttype": "none", "svg.hashsalt": salt, "font.size": 11.5, "font.family": "sans-serif", "text.color": INK,
+        "svg.fonttype": "none", "svg.hashsalt": salt, "font.size": 12, "font.family": "sans-serif", "text.color": INK,
         "axes.edgecolor": SOFT, "axes.labelcolor": SOFT, "xtick.color": SOFT, "ytick.color": SOFT, "grid.color": GRID,
     }  # fmt: skip
     with library.rc_context(style):

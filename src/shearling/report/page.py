@@ -124,7 +124,7 @@ def _headline(
     results: Sequence[Mapping[str, Any]], dense: Mapping[str, Any], best: Mapping[str, Any] | None
 ) -> list[Card]:
     around = interval(dense["metric"], dense["value"], dense["examples"])
-    under = f"95% within {around[0]:.1f} to {around[1]:.1f}" if around else f"{dense['examples']:,} examples"
+    under = f"95% interval {around[0]:.1f} to {around[1]:.1f}" if around else f"{dense['examples']:,} examples"
     name = f"{dense['metric']}, {dense['task']}"
     if best is None:
         return [Card(name, f"{dense['value']:.2f}", f"dense; {under}"), Card("recommended", "-", "none within 1 point")]

@@ -21,7 +21,7 @@ RULES: dict[str, tuple[Rule, list[Any], list[Any]]] = {
     "or none": (or_none(TEXT), [None, ""], [1]),
     "list": (several(COUNT, least=1, most=2), [[1], [1, 2]], [[], [1, 2, 3], [-1], "12", {"0": 1}]),
     "mapping": (mapping(COUNT, one_of(("x",))), [{}, {"x": 1}], [{"y": 1}, {"x": -1}, []]),
-    "record": (record({"x": COUNT}, {"y": TEXT}), [{"x": 1}, {"x": 1, "y": "", "z": 0}], [{}, {"x": 1, "y": 2}, 3]),
+    "record": (record({"x": COUNT, "y?": TEXT}), [{"x": 1}, {"x": 1, "y": "", "z": 0}], [{}, {"x": 1, "y": 2}, 3]),
     "closed": (record({"x": COUNT}, closed=True), [{"x": 1}], [{"x": 1, "z": 0}]),
 }
 

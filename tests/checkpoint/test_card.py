@@ -59,7 +59,7 @@ def test_a_score_goes_into_record_and_card(folder: Path) -> None:
     record = read_record(folder)
     assert record["evaluations"] == [SCORE | {"dense": 92.5}]
     text = (folder / "README.md").read_text()
-    assert "| accuracy, sst2 | 92.50 | **91.25** | -1.25 | 872 examples, 95% within 89.2 to 92.9 |" in text
+    assert "| accuracy, sst2 | 92.50 | **91.25** | -1.25 | 872 examples, 95% interval 89.2 to 92.9 |" in text
     assert "not measured" not in text
     results = front_matter(text)["model-index"][0]["results"]
     assert results[0]["metrics"] == [{"type": "accuracy", "value": 91.25}]

@@ -16,6 +16,8 @@ COSTS = {
     "params": "parameters, layers",
     "params_model": "parameters, whole model",
 }
+SMALL = ("FLOPs, whole model", "parameters, layers", "parameters", "FLOPs, one example")  # rows that are no cards
+UNKNOWN = "not measured"
 FOOTNOTE = "FLOPs are counted as multiply-accumulates (MACs) of one example of the sample's mean length."
 AGREEMENT = {
     "equal": "predictions that are equal",
@@ -68,14 +70,16 @@ class Facts:
 
 def facts_of(record: Mapping[str, Any]) -> Facts:
     """The facts of a record: `shearling.json`, or what `prune --json` prints."""
-    scores = scores_of(record)
-    timing = record.get("timing") or record.get("latency")
-    agreement = _agreement(record.get("agreement"))
-    rows = [*map(_score_row, scores), *agreement, *_timing_rows(timing)]
-    rows += [_cost_row(name, record[key]) for key, name in COSTS.items() if key in record]
+    rows = [*map(_score_row, scores_of(record)), *_agreement(record.get("agreement"))]
+    rows += _timing_rows(record.get("timing") or record.get("latency"))
+    for key, name in COSTS.items():
+        cost = record[key]
+        rows.append(Row(name, short(cost["dense"]), short(cost["pruned"]), f"{cost['ratio']:.1%}"))
+    seconds = sum(spent for name, spent in record["seconds"].items() if name != "total")
+    took = Card("time to prune", f"{seconds:.1f} s", count(record["sample"]["examples"], "example"))
     return Facts(
         title_of(record),
-        cards=_cards(record, scores, timing, agreement),
+        cards=[*(card_of(row) for row in rows if row.name not in SMALL), took],
         rows=rows,
         layers=layers_of(record["layers"], record["dense_layers"], (record.get("latency") or {}).get("layer_time")),
         told=_told(record),
@@ -103,11 +107,16 @@ def facts_of_comparison(found: Mapping[str, Any]) -> Facts:
         Row("FLOPs, one example", short(a["macs"]), short(b["macs"]), _share(b["macs"], a["macs"])),
     ]  # fmt: skip
     notes = [] if alike else ["no agreement: the two do not read the same tokens, or give different outputs"]
-    cards = [
-        Card(row.name, f"{row.dense} → {row.pruned}" if row.dense else row.pruned, f"{row.change} {row.note}".strip())
-        for row in rows[:-2]  # scores, agreement, time and size
-    ]
+    cards = [card_of(row) for row in rows if row.name not in SMALL]
     return Facts(f"{names[0]} and {names[1]}", (names[0], names[1]), cards, rows, notes=notes)
+
+
+def card_of(row: Row) -> Card:
+    """A row as a big number."""
+    if row.name.startswith("latency") and row.change:
+        return Card("speed, measured", row.change, row.name.removeprefix("latency, "))
+    number = row.pruned if row.dense in ("", UNKNOWN) else f"{row.dense} → {row.pruned}"
+    return Card(row.name, number, row.note or f"{row.change} of dense")
 
 
 def title_of(record: Mapping[str, Any]) -> str:
@@ -215,17 +224,13 @@ def _share(part: float, whole: float) -> str:
 def _score_row(score: Mapping[str, Any]) -> Row:
     value, dense = score["value"], score.get("dense")
     around = interval(score["metric"], value, score["examples"])
-    note = f"{score['examples']:,} examples" + (f", 95% within {around[0]:.1f} to {around[1]:.1f}" if around else "")
+    note = f"{score['examples']:,} examples" + (f", 95% interval {around[0]:.1f} to {around[1]:.1f}" if around else "")
     if "em" in score:
         note += f", exact match {score['em']:.2f}"
     name = score["metric"] + (f", {score['task']}" if score["task"] else "")
     if dense is None:
-        return Row(name, "not measured", f"{value:.2f}", "", note)
+        return Row(name, UNKNOWN, f"{value:.2f}", "", note)
     return Row(name, f"{dense:.2f}", f"{value:.2f}", f"{value - dense:+.2f}", note)
-
-
-def _cost_row(name: str, cost: Mapping[str, float]) -> Row:
-    return Row(name, short(cost["dense"]), short(cost["pruned"]), f"{cost['ratio']:.1%}")
 
 
 def _agreement(found: Mapping[str, Any] | None) -> list[Row]:
@@ -250,36 +255,10 @@ def _timing_rows(timing: Mapping[str, Any] | None) -> list[Row]:
         told.append(f"the table was corrected {'once' if timing['corrections'] == 1 else 'twice'}")
     name, note = f"latency, {timing['device']}", "; ".join(told)
     if measured is None:
-        return [Row(name, "1", "not measured", "", note)]
+        return [Row(name, "1", UNKNOWN, "", note)]
     if "dense_ms" in timing and "pruned_ms" in timing:
         return [Row(name, f"{timing['dense_ms']:.1f} ms", f"{timing['pruned_ms']:.1f} ms", faster(measured), note)]
     return [Row(name, "1", f"{measured:.3f}", faster(measured), note)]
-
-
-def _cards(
-    record: Mapping[str, Any],
-    scores: Sequence[Mapping[str, Any]],
-    timing: Mapping[str, Any] | None,
-    alike: Sequence[Row],
-) -> list[Card]:
-    cards = []
-    for score in scores[:2]:
-        row = _score_row(score)
-        number = row.pruned if score.get("dense") is None else f"{row.dense} → {row.pruned}"
-        cards.append(Card(row.name, number, row.note))
-    if timing and timing.get("measured"):
-        cards.append(Card("speed, measured", faster(timing["measured"]), str(timing["device"])))
-    size = record["params_model"]
-    cards.append(
-        Card(
-            "parameters", f"{short(size['dense'])} → {short(size['pruned'])}", f"{size['ratio']:.1%} of the whole model"
-        )
-    )
-    cards += [Card(row.name, row.pruned, row.note) for row in alike]
-    cards.append(Card("FLOPs of the layers", f"{record['flops']['ratio']:.1%}", "of dense"))
-    total = sum(s for name, s in record["seconds"].items() if name != "total")
-    cards.append(Card("time to prune", f"{total:.1f} s", count(record["sample"]["examples"], "example")))
-    return cards
 
 
 def _told(record: Mapping[str, Any]) -> dict[str, str]:

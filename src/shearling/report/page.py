@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from shearling._version import __version__
 from shearling.report.charts import COLOURS, palette
@@ -19,43 +18,18 @@ from shearling.report.facts import (
     facts_of_comparison,
     faster,
     interval,
-    kinds_of,
     layers_of,
     loading,
-)
+)  # fmt: skip
 from shearling.report.points import asked_of, change, charts_of, command_of, grouped, pick
 
 
-@dataclass(frozen=True)
-class Heat:
+class Heat(NamedTuple):
     """What is left of every layer, for the points of one method: a row a layer, a column a point and kind."""
 
     name: str
     columns: Sequence[str]
     points: Sequence[Sequence[Layer]]
-
-    @property
-    def kinds(self) -> list[str]:
-        """Heads, filters."""
-        return kinds_of(self.points[0])
-
-
-@dataclass(frozen=True)
-class Times:
-    """Seconds per stage, on one scale."""
-
-    rows: Sequence[tuple[str, Mapping[str, float]]]
-
-    @property
-    def colours(self) -> dict[str, str]:
-        """A colour for every stage."""
-        names = dict.fromkeys(name for _, stages in self.rows for name in stages)
-        return {name: f"var(--s{i % len(COLOURS)})" for i, name in enumerate(names)}
-
-    @property
-    def longest(self) -> float:
-        """What fills the whole width."""
-        return max((sum(stages.values()) for _, stages in self.rows), default=0.0) or 1.0
 
 
 def model_page(
@@ -73,7 +47,7 @@ def model_page(
         heats=[Heat("", ["left"], [facts.layers])],
         codes=[("Load it", loading(directory, record))],
         flipped=flipped,
-        times=Times([(record["method"], stages)]),
+        times=[(record["method"], stages)],
         notes=facts.notes,
         settings=_flat({**facts.told, **settings}),
     )
@@ -114,7 +88,7 @@ def sweep_page(results: Sequence[Mapping[str, Any]], told: Mapping[str, Any], *,
         metric=dense["metric"],
         points=[_point(group, settings, dense, best) for group in groups],
         heats=[_heat([g[0] for g in groups if g[0]["method"] == method], method, dense) for method in methods],
-        times=Times([(m, _mean_stages([g[0] for g in groups if g[0]["method"] == m])) for m in methods]),
+        times=[(m, _mean_stages([g[0] for g in groups if g[0]["method"] == m])) for m in methods],
         notes=list(dict.fromkeys(note for row in results for note in row.get("notes", []))),
         settings=_flat({**settings, **told.get("environment", {})}),
     )
@@ -193,7 +167,7 @@ def _flat(values: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
 
 def _render(*, compared: Facts | None = None, **parts: Any) -> str:
     page: str = _template("page.html").render(
-        compared=compared, palette=palette(), version=__version__, footnote=FOOTNOTE, **parts
+        compared=compared, palette=palette(), version=__version__, footnote=FOOTNOTE, colours=len(COLOURS), **parts
     )
     return page
 

@@ -10,6 +10,9 @@ from shearling._version import versions
 from shearling.methods import Repaired
 
 FORMAT = 1
+COSTS = ("flops", "params", "flops_model", "params_model")
+SAMPLE = ("examples", "mean_length", "fingerprint")  # fields that the JSON has under "sample"
+OPTIONAL = ("evaluation", "agreement", "latency", "timing", "polish", "samples")
 
 
 @dataclass(frozen=True)
@@ -69,49 +72,32 @@ class Report:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, in the names the command line promises."""
-        optional = ("evaluation", "agreement", "latency", "timing", "polish", "samples")
+        """Plain data, in the names the command line promises; what was not measured is left out."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "extra"}
+        for name in OPTIONAL:
+            if values[name] is None:
+                del values[name]
         return {
             "format": FORMAT,
-            "method": self.method,
-            "settings": self.settings,
-            "constraint": self.constraint,
-            "flops": self.flops.to_json(),
-            "params": self.params.to_json(),
-            "flops_model": self.flops_model.to_json(),
-            "params_model": self.params_model.to_json(),
-            "layers": self.layers,
-            "dense_layers": self.dense_layers,
+            **{name: value for name, value in values.items() if name not in SAMPLE},
+            **{name: values[name].to_json() for name in COSTS},
             "seconds": self.seconds | {"total": sum(self.seconds.values())},
-            "seed": self.seed,
-            "sample": {
-                "examples": self.examples,
-                "mean_length": self.mean_length,
-                "fingerprint": self.fingerprint,
-            },
-            "model_type": self.model_type,
-            "repairs": [asdict(r) for r in self.repairs],
-            "check": self.check,
-            "warnings": self.warnings,
+            "sample": {name: values[name] for name in SAMPLE},
+            "repairs": [asdict(repair) for repair in self.repairs],
             "versions": versions(),
-            **{name: value for name in optional if (value := getattr(self, name)) is not None},
             **self.extra,
         }
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Report:
         """The record again, from what `to_json` gave or `shearling.json` holds."""
-        made: dict[str, Any] = {}
+        names = {one.name for one in fields(cls)}
         rest = {name: value for name, value in record.items() if name not in ("format", "sample")}
-        for name in (one.name for one in fields(cls)):
-            if name in ("flops", "params", "flops_model", "params_model"):
-                cost = rest.pop(name)
-                made[name] = Cost(cost["dense"], cost["pruned"])
-            elif name in rest:
-                made[name] = rest.pop(name)
-        made["repairs"] = [Repaired(**one) for one in made.get("repairs", ())]
+        made: dict[str, Any] = {"settings": {}, "seed": 0} | {name: rest.pop(name) for name in names & rest.keys()}
+        made |= {name: Cost(made[name]["dense"], made[name]["pruned"]) for name in COSTS}
+        made["repairs"] = [Repaired(**repair) for repair in made.get("repairs", ())]
         made["seconds"] = {name: value for name, value in made["seconds"].items() if name != "total"}
-        return cls(**{"settings": {}, "seed": 0} | made | record["sample"], extra=rest)
+        return cls(**made, **{name: record["sample"][name] for name in SAMPLE}, extra=rest)
 
     def __str__(self) -> str:
         from shearling.report.text import plain

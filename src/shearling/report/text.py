@@ -67,7 +67,7 @@ def _layer(layer: Layer) -> list[Piece]:
             ("░" * (BAR - full), "dim"),
             (f" {left:>5}/{total:<5}  ", ""),
         ]
-    return [*pieces, *([] if layer.time is None else [(f"{layer.time:.1%} of the dense time", "dim")])]
+    return [*pieces, *([] if layer.time is None else [(f"{layer.time:6.1%} of time", "dim")])]
 
 
 def _table(rows: Sequence[Row], columns: tuple[str, str]) -> Iterator[list[Piece]]:

@@ -17,6 +17,7 @@ from shearling.schema.rules import (
     OBJECT,
     TEXT,
     Schema,
+    each,
     integer,
     leaf,
     mapping,
@@ -37,17 +38,12 @@ RUNTIMES = ("eager", "graphs")
 
 # shearling.json
 
-_COST = record(dict.fromkeys(("dense", "pruned", "ratio"), NUMBER))
 _EXAM = {"task": TEXT, "metric": TEXT, "examples": COUNT}
-_SCORE = record({**_EXAM, "value": NUMBER}, {"em": NUMBER, "dense": or_none(NUMBER)})
-_TIMING = record(
-    {"device": TEXT},
-    {
-        "predicted": or_none(NUMBER), "layer_time": several(NUMBER),
-        "measured": or_none(number("a ratio above 0", 0)), "batch_size": COUNT, "seq_len": COUNT, "dtype": TEXT,
-        "corrections": COUNT, "threads": COUNT, "dense_ms": NUMBER, "pruned_ms": NUMBER,
-    },
-)  # fmt: skip
+_TIMING = record({
+    "device": TEXT, "measured?": or_none(number("a ratio above 0", 0)), "layer_time?": several(NUMBER), "dtype?": TEXT,
+    "predicted?": or_none(NUMBER), **each("dense_ms? pruned_ms?", NUMBER),
+    **each("batch_size? seq_len? corrections? threads?", COUNT),
+})  # fmt: skip
 
 
 def _alike(value: dict[str, Any]) -> str | None:
@@ -58,46 +54,34 @@ RECORD = Schema(
     "record",
     record(
         {
-            "method": TEXT,
-            "model_type": TEXT,
+            **each("method model_type architecture? auto_class?", TEXT),
             "constraint": mapping(NUMBER, one_of(KINDS)),
             "sample": record({"examples": COUNT, "mean_length": NUMBER, "fingerprint": TEXT}),
-            **dict.fromkeys(("flops", "params", "flops_model", "params_model"), _COST),
-            **dict.fromkeys(("layers", "dense_layers"), several(mapping(COUNT))),
+            **each("flops params flops_model params_model", record(each("dense pruned ratio", NUMBER))),
+            **each("layers dense_layers", several(mapping(COUNT))),
             "seconds": mapping(NUMBER),
             "warnings": several(TEXT),
-            "repairs": several(
-                record({"sublayer": TEXT, "note": TEXT}, {"before": NUMBER, "after": NUMBER, "used": ANYTHING})
-            ),
-        },
-        {
-            "format": COUNT,
-            "settings": OBJECT,
-            "check": or_none(NUMBER),
-            "base": or_none(TEXT),
-            "architecture": TEXT,
-            "auto_class": TEXT,
-            "retrained": record(
-                {}, dict.fromkeys(("before", "after"), or_none(record({"metric": TEXT, "value": NUMBER})))
-            ),
-            "seed": integer("a seed", -(2**63), 2**64),
-            "versions": mapping(TEXT),
-            "card": OBJECT,
-            "evaluations": several(_SCORE),
-            "evaluation": record({**_EXAM, "dense": NUMBER, "pruned": NUMBER}, {"em": NUMBER}),
-            "max_drop": record({"metric": TEXT, "dense": NUMBER, "value": NUMBER, "examples": COUNT}),
-            "agreement": record({"kind": TEXT, "value": NUMBER, "examples": COUNT}),
-            "polish": record(
-                {}, {**dict.fromkeys(("before", "after", "seconds"), NUMBER), "passes": COUNT, "examples": COUNT}
-            ),
-            "samples": record({"used": COUNT}, {"given": COUNT, "why": TEXT}),
-            **dict.fromkeys(("latency", "timing"), _TIMING),
+            "repairs": several(record({**each("sublayer note", TEXT), **each("before? after?", NUMBER)})),
+            "format?": COUNT,
+            **each("settings? card?", OBJECT),
+            "check?": or_none(NUMBER),
+            "base?": or_none(TEXT),
+            "seed?": integer("a seed", -(2**63), 2**64),
+            "versions?": mapping(TEXT),
+            "retrained?": record(each("before? after?", or_none(record({"metric": TEXT, "value": NUMBER})))),
+            "evaluations?": several(record({**_EXAM, "value": NUMBER, "em?": NUMBER, "dense?": or_none(NUMBER)})),
+            "evaluation?": record({**_EXAM, **each("dense pruned em?", NUMBER)}),
+            "max_drop?": record({"metric": TEXT, "examples": COUNT, **each("dense value", NUMBER)}),
+            "agreement?": record({"kind": TEXT, "value": NUMBER, "examples": COUNT}),
+            "polish?": record({**each("before? after? seconds?", NUMBER), **each("passes? examples?", COUNT)}),
+            "samples?": record({"used": COUNT, "given?": COUNT, "why?": TEXT}),
+            **each("latency? timing?", _TIMING),
         },
         also=_alike,
     ),
     CheckpointError,
     "It was changed.",
-)  # fmt: skip
+)
 
 # Latency tables
 
@@ -130,15 +114,13 @@ def _totals(value: dict[str, Any]) -> str | None:
 
 _ENTRY = record(
     {
-        "stack": integer("the number of a stack of layers", 0, _BIG),
+        **each("stack weights_per_unit", integer("a count", 0, _BIG)),
         "kind": one_of(("heads", "filters")),
-        "width": integer("a width", 1, _BIG),
-        "hidden_size": integer("a hidden size", 1, _BIG),
-        "weights_per_unit": integer("a count of weights", 0, _BIG),
+        **each("width hidden_size", integer("a size", 1, _BIG)),
         "units": several(integer("a count", 0, _BIG), least=1),
-        **dict.fromkeys(("seconds", "spread"), _TIMES),
+        **each("seconds spread", _TIMES),
+        **each("launch? launch_spread?", or_none(_TIMES)),
     },
-    dict.fromkeys(("launch", "launch_spread"), or_none(_TIMES)),
     closed=True,
     also=_entry,
 )
@@ -147,52 +129,38 @@ TABLE = Schema(
     record(
         {
             "format": leaf(lambda value: value == 1, "1, the format that this version reads"),
-            **dict.fromkeys(("device", "device_type", "model_type"), NAME),
+            **each("device device_type model_type", NAME),
             "layers": several(mapping(integer("a count", 0, _BIG), NAME), least=1),
-            **dict.fromkeys(("batch_size", "seq_len", "threads"), integer("a whole number above 0", 1, _BIG)),
+            **each("batch_size seq_len threads", integer("a whole number above 0", 1, _BIG)),
             "dtype": one_of(DTYPES),
             "whole": number(f"seconds: a number above 0, to {LONGEST:g}", 0, LONGEST),
             "fixed": _TIME,
+            **each("whole_launch? fixed_launch?", or_none(_TIME)),
             "sublayers": several(_ENTRY, least=1),
-            "versions": OBJECT,
-        },
-        {
-            "runtime": one_of(RUNTIMES),
-            "settings": OBJECT,
-            **dict.fromkeys(("whole_launch", "fixed_launch"), or_none(_TIME)),
+            "runtime?": one_of(RUNTIMES),
+            **each("versions settings?", OBJECT),
         },
         closed=True,
         also=_totals,
     ),
     TableError,
     "Measure it again with `shearling profile`.",
-)  # fmt: skip
+)
 
 # config.json, and the index of weights in several files
 
 # Names of sizes and counts: what transformers allocates or loops over. Other numbers (rope_theta) may be any size.
 SIZED = re.compile(r"size|dim|num_|^n_|^d_|layer|head|label|vocab|position|channel|expert|depth|block|width|kernel")
-_PAIR = several(COUNT, least=2, most=2)
-_PICK = record(
-    {
-        "argument": TEXT,
-        "heads": several(COUNT),
-        "made_by": leaf(lambda value: isinstance(value, str) and (not value or value.isidentifier()), "a name"),
-        "returned": integer("a position", -1, 7),
-    },
-    closed=True,
-)
-_EDITS = record(
-    {
-        "linear": mapping(_PAIR),
-        "attributes": mapping(COUNT),
-        "bias_only": several(TEXT),
-        "hollow": mapping(
-            leaf(lambda v: isinstance(v, list) and len(v) == 2 and TEXT(v[0]) is COUNT(v[1]) is None, "name and count")
-        ),
-    },
-    {"picks": mapping(_PICK)},
-)  # fmt: skip
+_IDENTIFIER = leaf(lambda value: isinstance(value, str) and (not value or value.isidentifier()), "a name")
+_HOLLOW = leaf(lambda v: isinstance(v, list) and len(v) == 2 and TEXT(v[0]) is COUNT(v[1]) is None, "name and count")
+_PICK = {"argument": TEXT, "heads": several(COUNT), "made_by": _IDENTIFIER, "returned": integer("a position", -1, 7)}
+_EDITS = record({
+    "linear": mapping(several(COUNT, least=2, most=2)),
+    "attributes": mapping(COUNT),
+    "bias_only": several(TEXT),
+    "hollow": mapping(_HOLLOW),
+    "picks?": mapping(record(_PICK, closed=True)),
+})  # fmt: skip
 
 
 def _sizes(value: Any, name: str = "") -> str | None:
@@ -217,17 +185,10 @@ PRUNED_CONFIG = Schema(
     CheckpointError,
     "It was changed.",
 )
-INDEX = Schema(
-    "index of weights",
-    record({
-        "weight_map": mapping(leaf(
-            lambda name: isinstance(name, str) and name not in ("", "..") and name == Path(name).name,
-            "a file of the directory",
-        ))
-    }),
-    CheckpointError,
-    "It was changed.",
-)  # fmt: skip
+_FILE = leaf(
+    lambda name: isinstance(name, str) and name not in ("", "..") and name == Path(name).name, "a file of the directory"
+)
+INDEX = Schema("index of weights", record({"weight_map": mapping(_FILE)}), CheckpointError, "It was changed.")
 
 # modules.json of sentence-transformers, saved measurements, sweeps
 
@@ -237,37 +198,24 @@ _INSIDE = leaf(
 )
 MODULES = Schema(
     "list of modules",
-    several(record({}, {"path": _INSIDE, "type": TEXT})),
+    several(record({"path?": _INSIDE, "type?": TEXT})),
     ModelError,
     "Save the model again with sentence-transformers.",
 )
+_SEED = integer("a seed", 0, 2**63)
 PLAN = Schema(
     "plan",
     record({
-        "sizes": several(mapping(COUNT)),
-        "lengths": several(NUMBER),
-        "seed": integer("a seed", 0, 2**63),
-        "seconds": mapping(NUMBER),
-        "fingerprint": TEXT,
-        "warnings": several(TEXT),
-        "examples": integer("a count", 0, _BIG),
-        "method": TEXT,
-        "settings": OBJECT,
+        "sizes": several(mapping(COUNT)), "lengths": several(NUMBER), "seed": _SEED, "seconds": mapping(NUMBER),
+        "warnings": several(TEXT), "examples": integer("a count", 0, _BIG), "settings": OBJECT,
+        **each("fingerprint method", TEXT),
     }),
     CheckpointError,
     "Measure again.",
 )  # fmt: skip
-_SCORED = {"value": NUMBER, "seconds": NUMBER}
 _FRESH = "Choose another place, or start afresh with force (--force, force=True)."
-SWEEP = Schema(
-    "sweep",
-    record({"settings": record({"methods": mapping(OBJECT)}), "dense": or_none(record(_SCORED))}),
-    OutputError,
-    _FRESH,
-)
-RESULTS = Schema(
-    "list of results",
-    several(record({"method": TEXT, "constraint": mapping(NUMBER), "seed": integer("a seed", 0, 2**63), **_SCORED})),
-    OutputError,
-    _FRESH,
-)
+_SCORED = each("value seconds", NUMBER)
+_POINT = record({"method": TEXT, "constraint": mapping(NUMBER), "seed": _SEED, **_SCORED})
+_SETTINGS = record({"settings": record({"methods": mapping(OBJECT)}), "dense": or_none(record(_SCORED))})
+SWEEP = Schema("sweep", _SETTINGS, OutputError, _FRESH)
+RESULTS = Schema("list of results", several(_POINT), OutputError, _FRESH)

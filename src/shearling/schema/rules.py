@@ -108,27 +108,31 @@ def mapping(rule: Rule, keys: Rule | None = None) -> Rule:
 
 def record(
     fields: Mapping[str, Rule],
-    optional: Mapping[str, Rule] | None = None,
     *,
     closed: bool = False,
     also: Callable[[dict[str, Any]], str | None] | None = None,
 ) -> Rule:
-    """An object with these fields, perhaps some more; `closed` allows no others; `also` looks at the whole."""
-    more = optional or {}
+    """An object with these fields; `name?` may be missing. `closed` allows no others, `also` looks at the whole."""
+    rules = {name.rstrip("?"): rule for name, rule in fields.items()}
+    wanted = {name for name in fields if not name.endswith("?")}
 
     def check(value: Any) -> str | None:
         if not isinstance(value, dict):
             return f": {shown(value)} is not an object"
-        missing = sorted(fields.keys() - value.keys())
-        unknown = sorted(value.keys() - fields.keys() - more.keys()) if closed else []
+        missing = sorted(wanted - value.keys())
+        unknown = sorted(value.keys() - rules.keys()) if closed else []
         if missing or unknown:
             return f": {'no' if missing else 'unknown'} field {', '.join(map(repr, missing or unknown))}"
-        rules = {**fields, **more}
-        checked = ((name, rules[name](value[name])) for name in rules if name in value)
+        checked = ((name, rule(value[name])) for name, rule in rules.items() if name in value)
         wrong = next((f".{name}{found}" for name, found in checked if found is not None), None)
         return wrong or (None if also is None else also(value))
 
     return check
+
+
+def each(names: str, rule: Rule) -> dict[str, Rule]:
+    """One rule for several fields."""
+    return dict.fromkeys(names.split(), rule)
 
 
 def shown(value: Any) -> str:

@@ -283,7 +283,7 @@ def summary(result: Demo) -> list[tuple[str, str]]:
     near, pace, report = result.closeness, result.latency, result.pruned.report
     sizes = f"{result.bytes_dense / 1e6:.1f} -> {result.bytes_pruned / 1e6:.1f} MB"
     return [
-        ("MACs of the layers", f"{report.flops.ratio:.1%} of the original's"),
+        ("FLOPs of the layers", f"{report.flops.ratio:.1%} of the original's"),
         ("parameters of the layers", f"{report.params.ratio:.1%}"),
         ("weights on disk", f"{sizes} (the word embeddings are never pruned)"),
         ("cosine to the original", f"{near.cosine_mean:.4f} on average, {near.cosine_worst:.4f} at worst"),

@@ -153,6 +153,7 @@ def test_the_wheel_ships_what_checkpoints_and_type_checkers_need() -> None:
         inside = set(archive.namelist())
     source = ROOT / "src"
     expected = {p.relative_to(source).as_posix() for p in (source / "shearling").rglob("*.py")}
+    expected |= {p.relative_to(source).as_posix() for p in source.glob("shearling/report/templates/*")}
     assert expected | {"shearling/py.typed"} <= inside
     assert any(name.endswith("licenses/LICENSE") for name in inside)
     others = {name.split("/")[0] for name in inside} - {"shearling"}

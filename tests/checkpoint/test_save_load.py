@@ -260,6 +260,20 @@ def test_a_changed_config_is_refused(saved: Path, change: str) -> None:
         shearling.load(saved)
 
 
+def test_large_numbers_that_are_no_sizes_load(pruned: shearling.Pruned, tmp_path: Path) -> None:
+    pruned.save(tmp_path / "small")
+    edited(tmp_path / "small", "config.json", lambda c: c.update(rope_theta=2.8e8, rope_base=280_000_000))
+    assert shearling.load(tmp_path / "small").config.rope_theta == 2.8e8
+
+
+def test_force_never_replaces_the_model_it_was_made_from(pruned: shearling.Pruned, tmp_path: Path) -> None:
+    saved = pruned.save(tmp_path / "small")
+    again = shearling.prune(shearling.load(saved), batches_of(), flops=0.5)
+    with pytest.raises(OutputError, match="the model itself"):
+        again.save(saved, force=True)
+    assert (saved / "model.safetensors").is_file()
+
+
 def test_weights_that_are_missing_or_damaged_are_refused(saved: Path) -> None:
     """Transformers would fill a missing tensor with random numbers and only mention it."""
     path = saved / "model.safetensors"

@@ -57,7 +57,7 @@ def top(record: Mapping[str, Any]) -> str:
     """The top of the page alone, for a notebook."""
     facts = facts_of(record)
     page: str = _template("top.html").render(title=facts.title, cards=facts.cards, palette=palette(), alone=True)
-    return page
+    return page.replace(":root", ".shearling")  # the notebook keeps its own colours
 
 
 def compare_page(found: Mapping[str, Any]) -> str:

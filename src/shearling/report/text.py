@@ -33,7 +33,9 @@ def show(facts: Facts, console: Console | None = None) -> None:
 
     screen = console or Console(highlight=False, soft_wrap=True)
     for line in lines(facts):
-        screen.print(Text.assemble(*line), soft_wrap=True)
+        text = Text.assemble(*line)
+        text.rstrip()
+        screen.print(text, soft_wrap=True)
 
 
 def lines(facts: Facts) -> Iterator[list[Piece]]:

@@ -55,6 +55,14 @@ def test_charts_of_one_page_share_no_ids() -> None:
     assert not first & second
 
 
+def test_labels_of_near_levels_do_not_overlap() -> None:
+    picture = chart([Series("a", [Point(0, 0), Point(1, 100)])], levels=[Level(50, "one"), Level(49.9, "two")])
+    heights = {
+        t.text: float(t.attrib["y"]) for t in ET.fromstring(picture.encode()).iter(f"{SVG}text") if "y" in t.attrib
+    }
+    assert heights["two"] - heights["one"] >= 12
+
+
 def test_an_empty_chart_is_an_error() -> None:
     with pytest.raises(ValueError, match="at least one point"):
         chart([Series("a", [])])

@@ -86,10 +86,11 @@ def chart(
     with _drawing(f"{title} {x_label} {y_label}") as figure_of:
         figure = figure_of(5.5, 3.9)
         axes = figure.subplots()
-        for level in levels:
+        for number, level in enumerate(sorted(levels, key=lambda one: -one.y)):  # words above the first, below the rest
             axes.axhline(level.y, color=INK if level.strong else SOFT, lw=1.2, ls=(0, (5, 3)) if level.strong else ":")
-            axes.annotate(level.label, (0.01, level.y), xycoords=("axes fraction", "data"), xytext=(0, 3),
-                          textcoords="offset points", color=SOFT, fontsize=10)  # fmt: skip
+            axes.annotate(level.label, (0.01, level.y), xycoords=("axes fraction", "data"), color=SOFT, fontsize=10,
+                          xytext=(0, -3 if number else 3), textcoords="offset points",
+                          va="top" if number else "bottom")  # fmt: skip
         for number, one in enumerate(series):
             _draw_series(axes, one, number)
         for x, y, words in marked:

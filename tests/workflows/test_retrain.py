@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 
 import shearling
 from bench import write_model, write_rows
+from shearling.checkpoint.card import model_card
 from shearling.checkpoint.load import read_record
 from shearling.checkpoint.pretrained import load_model, load_tokenizer
 from shearling.cli import run
@@ -156,11 +158,11 @@ def test_record_and_card_say_what_was_done(place: Path, tmp_path: Path) -> None:
     score = {"task": "sst2", "metric": "accuracy", "value": 70.0, "examples": 60}
     drop = {"metric": "accuracy", "value": 70.001, "dense": 90.0, "examples": 60, "allowed": 20.0, "tried": []}
     before = read_record(place / "pruned") | {"max_drop": drop}
+    source = Path(shutil.copytree(place / "pruned", tmp_path / "pruned"))
+    (source / "README.md").write_text(model_card(before))  # as it was saved
     facts = {"epochs": 3.0, "examples": 1600, "task": "sst2", "teacher": None, "before": score}
     facts["after"] = score | {"value": 80.0}
-    write_retrained(
-        load_model(str(place / "pruned"), device="cpu"), place / "pruned", tmp_path / "out", before, facts, force=False
-    )
+    write_retrained(load_model(str(source), device="cpu"), source, tmp_path / "out", before, facts, force=False)
     record, card = read_record(tmp_path / "out"), (tmp_path / "out" / "README.md").read_text()
     assert record["evaluations"] == [score | {"value": 80.0, "dense": 90.0}]
     assert "max_drop" not in record  # it was about other weights

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 
 from common import PAPER, SURGEON, Lab, Row, aligned, main
 
-from shearling.report import chart
-from shearling.report.chart import Point, Series
+from shearling.report.charts import Point, Series, chart
 
 # Change of the metric against each paper's own baseline (BERT-base), from the paper's appendix: FLOPs -> points.
 # MRPC of Flop and SLIP is F1.

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from common import PAPER, SURGEON, Lab, Row, main, pivot
 
-from shearling.report.curve import curve_chart
+from shearling.report.points import curve_chart
 
 BUDGETS = (0.5, 0.3, 0.7, 0.6, 0.2, 0.1, 0.4, 0.8, 0.9)  # the most telling first, in case time runs out
 

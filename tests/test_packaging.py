@@ -134,7 +134,7 @@ def test_extras_and_requirements() -> None:
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needed = {requirement.split(">")[0] for requirement in project["dependencies"]}
-    assert needed == {"torch", "transformers", "safetensors", "numpy", "rich", "typer"}
+    assert needed == {"torch", "transformers", "safetensors", "numpy", "rich", "typer", "matplotlib", "jinja2"}
     assert set(project["optional-dependencies"]) >= EXTRAS
     assert "version" not in project, "the version is written in src/shearling/_version.py alone"
 
@@ -153,6 +153,7 @@ def test_the_wheel_ships_what_checkpoints_and_type_checkers_need() -> None:
         inside = set(archive.namelist())
     source = ROOT / "src"
     expected = {p.relative_to(source).as_posix() for p in (source / "shearling").rglob("*.py")}
+    expected |= {p.relative_to(source).as_posix() for p in source.glob("shearling/report/templates/*")}
     assert expected | {"shearling/py.typed"} <= inside
     assert any(name.endswith("licenses/LICENSE") for name in inside)
     others = {name.split("/")[0] for name in inside} - {"shearling"}

@@ -1,17 +1,90 @@
-"""Writing files: may it be done, whole or not at all, and a failure told in one sentence."""
+"""Writing: the one place that decides whether something may be written, and that writes it whole or not at all.
+
+What can be seen under its own name is complete: files and folders are filled under a hidden name beside their place,
+flushed, and renamed. `force` replaces a file that was named, or a folder that shearling wrote, and nothing else.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+import shutil
+import signal
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from shearling.errors import OutputError
+from safetensors import SafetensorError
 
+from shearling.errors import OutputError, ShearlingError
+
+RECORD = "shearling.json"  # lies in every checkpoint
+SWEEP = ("sweep.json", "results.json")  # lie in the folder of every sweep
+DEMO = "report.json"  # lies in the folder of the demo, beside other reports and the checkpoint
+FORCE = "replace it with force (--force, force=True)"
 BLOCK = 2**20  # bytes that a digest reads at once
 PARTS = 16
+
+
+def check_writable(target: Path, *, force: bool = False, keep: Iterable[Any] = ()) -> None:
+    """Raise unless a folder may be written here: before minutes of work, not after.
+
+    force  a folder that shearling wrote may be replaced
+    keep   places that are never replaced, nor a folder they lie in: where the model comes from. Names that are no
+           directories are passed over (a model in memory or on the Hub). The working directory is always kept.
+    """
+    check_folder(target)
+    if not target.is_dir():
+        return
+    here = target.resolve()
+    for word, place in [("the working directory", Path.cwd()), *(("the model", p) for p in map(_directory, keep) if p)]:
+        if here == place.resolve() or here in place.resolve().parents:
+            raise OutputError(f"{target} is {word} itself or holds it; name a folder of its own to write to.")
+    if not any(target.iterdir()):
+        return
+    if not force:
+        raise OutputError(f"{target} exists and is not empty; choose another place, or {FORCE}.")
+    if not is_ours(target):
+        raise OutputError(
+            f"{target} is not empty and holds no {RECORD}: shearling did not write it and does not replace it, with "
+            "force or without. Choose another place, or remove it yourself."
+        )
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether shearling wrote this folder: a checkpoint, a sweep, or the demo's."""
+    if (folder / RECORD).is_file() or all((folder / name).is_file() for name in SWEEP):
+        return True
+    inside = list(folder.iterdir())
+    return (folder / DEMO).is_file() and all(p.stem == "report" or (p / RECORD).is_file() for p in inside)
+
+
+def check_folder(target: Path) -> None:
+    """Raise unless there is a folder at this place, or one could be made."""
+    try:
+        target.lstat()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        pass  # looked at below
+    except (OSError, ValueError) as error:
+        raise OutputError(f"{target} cannot be a directory: {getattr(error, 'strerror', None) or error}.") from None
+    if target.is_symlink() and not target.exists():
+        raise OutputError(f"{target} is a link that leads nowhere; remove it or choose another place.")
+    if target.exists() and not target.is_dir():
+        raise OutputError(f"{target} exists and is a file; choose another place.")
+    _check_permission(target)
+
+
+def check_file(path: Path, *, force: bool = False) -> None:
+    """Raise unless a file may be written here."""
+    with writing(path):
+        if path.is_dir():
+            raise OutputError(f"{path} is a directory; name a file in it.")
+        if path.exists() and not force:
+            raise OutputError(f"{path} exists; choose another name, or {FORCE}.")
+        _check_permission(path)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -29,20 +102,118 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
+def whole_directory(target: Path, *, force: bool = False, keep: Iterable[Any] = ()) -> Iterator[Path]:
+    """A folder to fill that becomes `target` at the end, or leaves no trace."""
+    check_writable(target, force=force, keep=keep)
+    target = target.resolve()  # a link to a directory stays, its target is replaced
+    with _hidden_beside(target) as folder:
+        yield folder
+        _flush([*folder.rglob("*"), folder])
+        folder.chmod(0o755)
+        with _signals_held():
+            _swap(folder, target)
+
+
+@contextmanager
+def whole_files(path: Path) -> Iterator[Path]:
+    """A folder to fill with a file of this name and those that go with it; at the end they lie beside each other.
+
+    Folders inside it are for work in between, and do not stay.
+    """
+    with _hidden_beside(path) as folder:
+        yield folder
+        made = sorted((p for p in folder.iterdir() if p.is_file()), key=lambda p: p.name == path.name)
+        _flush(made)
+        for part in made:  # the one that is opened comes last
+            part.replace(path.parent / part.name)
+
+
+@contextmanager
+def _hidden_beside(target: Path) -> Iterator[Path]:
+    """A hidden folder next to the target, gone afterwards whatever happens."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
+    except OSError as error:
+        raise OutputError(f"Cannot write beside {target}: {error.strerror}.") from None
+    try:
+        yield folder
+    except (OSError, SafetensorError) as error:  # safetensors tells of a full disk in its own way
+        reason = getattr(error, "strerror", None) or error
+        raise OutputError(f"Could not write {target}: {reason}. Nothing was left behind.") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Whatever the system says against this place, as an error of ours."""
     try:
         yield
-    except OSError as error:
-        raise OutputError(f"Cannot write {path}: {error.strerror or error}.") from error
+    except (OSError, ValueError) as error:
+        if isinstance(error, ShearlingError):
+            raise
+        raise OutputError(f"Cannot write {path}: {getattr(error, 'strerror', None) or error}.") from error
 
 
-def check_permission(target: Path) -> None:
-    """Whether something may be made at this place."""
+def _check_permission(target: Path) -> None:
     parent = target.resolve().parent
     existing = next(p for p in (parent, *parent.parents) if p.exists())
+    if not existing.is_dir():
+        raise OutputError(f"{existing} is a file, so nothing can be written in it as {target}; choose another place.")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise OutputError(f"No permission to write in {existing}; choose another --out.")
+        raise OutputError(f"No permission to write in {existing}; choose another place.")
+
+
+def _directory(place: Any) -> Path | None:
+    """What a caller named, where it is a directory."""
+    with suppress(TypeError, OSError, ValueError):
+        path = Path(place)
+        return path if place and path.is_dir() else None
+    return None
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Have Ctrl-C wait for the few milliseconds of a swap."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread is told of signals
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda n, _: came.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    if came:
+        signal.raise_signal(came[0])
+
+
+def _swap(folder: Path, target: Path) -> None:
+    """Rename the folder to its place; what was there goes only once the new one stands."""
+    if not target.exists():
+        folder.rename(target)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
+    target.rename(aside / "old")
+    try:
+        folder.rename(target)
+    except BaseException:
+        (aside / "old").rename(target)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _flush(paths: Iterable[Path]) -> None:
+    """Have the disk hold every byte before the rename makes them visible."""
+    for path in paths:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def weights_digest(model: str) -> str | None:

@@ -61,6 +61,12 @@ class Pruned:
     def __str__(self) -> str:
         return str(self.report)
 
+    def __repr__(self) -> str:
+        return repr(self.report)
+
+    def _repr_html_(self) -> str:
+        return self.report._repr_html_()
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -224,8 +230,7 @@ class Plan:
             seconds={**self.seconds, **stages.seconds},
             seed=self.seed,
             examples=self.sample.examples,
-            given=self.sample.given,
-            why=self.why,
+            samples={"used": self.sample.examples, "given": self.sample.given, "why": self.why},
             mean_length=self._mean_length,
             fingerprint=self.sample.fingerprint,
             model_type=dense.model.config.model_type,

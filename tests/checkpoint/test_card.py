@@ -41,6 +41,8 @@ def test_the_body_says_what_the_record_says(pruned: Path) -> None:
     assert "trust_remote_code=True" in text
     assert "Accuracy was not measured" in text
     assert str(pruned) not in text  # nobody else has this path
+    assert "../dense" not in text
+    assert text.count("MACs") == 1
 
 
 def test_the_base_is_found_again_from_the_checkpoint(pruned: Path, dense: Path, tmp_path: Path) -> None:
@@ -57,7 +59,7 @@ def test_a_score_goes_into_record_and_card(folder: Path) -> None:
     record = read_record(folder)
     assert record["evaluations"] == [SCORE | {"dense": 92.5}]
     text = (folder / "README.md").read_text()
-    assert "| accuracy, sst2 | 92.50 | **91.25** | 872 examples |" in text
+    assert "| accuracy, sst2 | 92.50 | **91.25** | -1.25 | 872 examples, 95% interval 89.2 to 92.9 |" in text
     assert "not measured" not in text
     results = front_matter(text)["model-index"][0]["results"]
     assert results[0]["metrics"] == [{"type": "accuracy", "value": 91.25}]
@@ -105,5 +107,5 @@ def test_latency_and_exact_match_are_shown(pruned: Path) -> None:
     record = json.loads(json.dumps(read_record(pruned)))
     record |= {"latency": {"measured": 0.51, "predicted": 0.5, "device": "a CPU"}}
     record["evaluations"] = [{"task": "squad", "metric": "f1", "value": 80.0, "em": 70.0, "examples": 10}]
-    assert "| latency, a CPU | 1 | 0.510 | measured |" in measured(record)
+    assert "| latency, a CPU | 1 | **0.510** | 1.96x faster | predicted 0.500 |" in measured(record)
     assert "exact match 70.00" in measured(record)

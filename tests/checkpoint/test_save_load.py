@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 import shearling
 from data.tiny import VOCABULARY, bert_config, bert_tokenizer, build
-from shearling.checkpoint.save import check_writable, whole_directory
 from shearling.errors import CheckpointError, OutputError
+from shearling.files import check_writable, whole_directory
 from tiny import batches_of, inputs_of, model_of
 
 
@@ -67,7 +67,7 @@ def test_an_interrupted_save_leaves_nothing(
 def test_a_full_disk_is_told_and_leaves_the_old_folder(tmp_path: Path) -> None:
     target = tmp_path / "out"
     target.mkdir()
-    (target / "old").write_text("old")
+    (target / "shearling.json").write_text("old")
 
     def fill() -> None:
         with whole_directory(target, force=True) as folder:
@@ -77,13 +77,13 @@ def test_a_full_disk_is_told_and_leaves_the_old_folder(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="No space left"):
         fill()
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
-    assert (target / "old").read_text() == "old"
+    assert (target / "shearling.json").read_text() == "old"
 
 
 def test_a_failed_swap_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "out"
     target.mkdir()
-    (target / "old").write_text("old")
+    (target / "shearling.json").write_text("old")
     rename = Path.rename
 
     def refusing(self: Path, to: Path) -> Path:
@@ -99,7 +99,7 @@ def test_a_failed_swap_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(OutputError, match="Input/output"):
         replace()
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
-    assert (target / "old").read_text() == "old"
+    assert (target / "shearling.json").read_text() == "old"
 
 
 def test_what_is_there_is_replaced_only_with_force(pruned: shearling.Pruned, tmp_path: Path) -> None:
@@ -258,6 +258,20 @@ def test_a_changed_config_is_refused(saved: Path, change: str) -> None:
     edited(saved, "config.json", CONFIG_CHANGES[change])
     with pytest.raises(CheckpointError):
         shearling.load(saved)
+
+
+def test_large_numbers_that_are_no_sizes_load(pruned: shearling.Pruned, tmp_path: Path) -> None:
+    pruned.save(tmp_path / "small")
+    edited(tmp_path / "small", "config.json", lambda c: c.update(rope_theta=2.8e8, rope_base=280_000_000))
+    assert shearling.load(tmp_path / "small").config.rope_theta == 2.8e8
+
+
+def test_force_never_replaces_the_model_it_was_made_from(pruned: shearling.Pruned, tmp_path: Path) -> None:
+    saved = pruned.save(tmp_path / "small")
+    again = shearling.prune(shearling.load(saved), batches_of(), flops=0.5)
+    with pytest.raises(OutputError, match="the model itself"):
+        again.save(saved, force=True)
+    assert (saved / "model.safetensors").is_file()
 
 
 def test_weights_that_are_missing_or_damaged_are_refused(saved: Path) -> None:

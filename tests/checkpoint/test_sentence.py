@@ -80,7 +80,7 @@ def test_prune_and_load(inside: str, tmp_path: Path, capsys: pytest.CaptureFixtu
     [
         ([{"type": "x.Pooling", "path": "1_Pooling"}], "lists no transformer"),
         ([{"type": "x.Transformer", "path": "../elsewhere"}], "leads out of the directory"),
-        ("nonsense", "Cannot read"),
+        ("nonsense", "not a list of modules"),
     ],
 )
 def test_a_list_of_modules_that_makes_no_sense(modules: Any, message: str, tmp_path: Path) -> None:

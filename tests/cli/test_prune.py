@@ -96,7 +96,7 @@ def test_words_go_to_stderr(prune: Any, tmp_path: Path) -> None:
     code, out, err = prune("--flops", 0.6, "--out", tmp_path / "small")
     assert code == 0
     assert out == ""
-    assert "MACs, layers" in err
+    assert "FLOPs, layers" in err
     assert "written to" in err
     code, out, err = prune("--flops", 0.6, "--out", tmp_path / "quiet", "--quiet")
     assert (code, out, err.strip()) == (0, "", "")
@@ -145,8 +145,15 @@ def test_what_exists_is_replaced_only_with_force(prune: Any, tmp_path: Path) -> 
     assert (code, out) == (2, "")
     assert "not empty" in err
     assert [p.name for p in target.iterdir()] == ["mine"]
-    assert prune("--flops", 0.5, "--out", target, "--force")[0] == 0
-    assert not (target / "mine").exists()
+    code, out, err = prune("--flops", 0.5, "--out", target, "--force")
+    assert code == 2
+    assert "did not write it" in err.replace("\n", " ")
+    assert [p.name for p in target.iterdir()] == ["mine"]
+    mine = tmp_path / "checkpoint"
+    assert prune("--flops", 0.5, "--out", mine)[0] == 0
+    (mine / "extra").write_text("extra")
+    assert prune("--flops", 0.5, "--out", mine, "--force")[0] == 0
+    assert not (mine / "extra").exists()
 
 
 WRONG_USE: dict[str, tuple[list[object], str]] = {

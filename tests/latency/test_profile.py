@@ -10,11 +10,11 @@ import torch
 
 from shearling.errors import InputError
 from shearling.latency import profile as module
+from shearling.latency.fits import check_fits
 from shearling.latency.grid import counts_to_time
 from shearling.latency.inputs import example_inputs
 from shearling.latency.profile import profile
 from shearling.latency.timing import Reading
-from shearling.latency.validate import check_fits
 from shearling.latency.variants import shapes_of, shortened, with_units
 from shearling.models.shrink import shrink
 from shearling.models.structure import structure_of

@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 import shearling
-from shearling.report.model_page import report_page
-from shearling.report.sweep_page import grouped, pick, sweep_page
+from shearling.report.page import compare_page, model_page, sweep_page
+from shearling.report.points import grouped, pick
+from shearling.report.record import Report
 from tiny import batches_of, model_of
 
-VOID = {"meta", "br", "img", "line", "rect", "link"}
+VOID = {"meta", "br", "img", "line", "rect", "link", "input"}
 
 
 class Outline(HTMLParser):
@@ -62,7 +63,7 @@ TOLD = {
 
 
 def test_the_page_of_a_model_is_whole_and_fetches_nothing(record: dict[str, Any]) -> None:
-    outline = Outline(report_page(record | {"warnings": ["<script>alert(1)</script>"]}, directory="my-model"))
+    outline = Outline(model_page(record | {"warnings": ["<script>alert(1)</script>"]}, directory="my-model"))
     text = " ".join(outline.text)
     assert outline.fetched == []
     assert "<script>alert(1)</script>" in text  # as words, not as a tag
@@ -79,10 +80,48 @@ def test_the_page_of_a_sweep_has_every_point() -> None:
     outline = Outline(sweep_page(results, TOLD, title="tiny <model>"))
     text = " ".join(outline.text)
     assert outline.fetched == []
-    for words in ("89.50", "85.00", "80.00", "-10.00", "a note & more", "2.00x", "a device", "tiny <model>"):
+    for words in ("89.50", "85.00", "80.00", "-10.00", "a note & more", "2.00x faster", "tiny <model>", "recommended"):
         assert words in text
-    assert "shearling prune 'a model'" in text  # the best point was not saved: the command that makes it
+    assert text.count("shearling prune 'a model'") == 2  # the command that makes them, for the two not saved
     assert "--flops 0.5 --method surgeon" in text
+    assert 'shearling.load("models/p")' in text
+
+
+def test_the_axis_is_switched_without_a_script() -> None:
+    timed = {"timing": {"measured": 0.5, "device": "a device"}, "megabytes": 40.0}
+    page = sweep_page([point("surgeon", 0.5, 89.5, **timed), point("surgeon", 0.3, 85.0, **timed)], TOLD, title="tiny")
+    assert "<script" not in page
+    assert page.count('type="radio"') == page.count('class="axis"') == page.count("<svg") == 3
+    assert page.count(" checked") == 1
+    assert "input:nth-of-type(3):checked~.axis:nth-of-type(3)" in page
+
+
+def test_a_layers_share_of_the_time_is_shown_where_it_is_known(record: dict[str, Any]) -> None:
+    assert "dense time" not in model_page(record)
+    timing = {"predicted": 0.5, "measured": 0.5, "device": "a CPU", "layer_time": [0.4, 0.35]}
+    text = model_page(record | {"latency": timing})
+    assert "dense time" in text
+    assert "40.0%" in text
+
+
+def test_two_models_and_the_examples_they_disagree_on() -> None:
+    side = {"model": "a", "value": 90.0, "em": None, "bytes": 1e6, "params": 250_000, "macs": 1e9, "milliseconds": 2.0}
+    found = {"task": "sst2", "metric": "accuracy", "examples": 10, "agreement": None, "batch": [1, 8],
+             "device": "a CPU", "models": [side, side | {"model": "b", "value": 80.0}],
+             "flipped": [{"text": "not <good>", "dense": "good", "pruned": "bad"}]}  # fmt: skip
+    text = " ".join(Outline(compare_page(found)).text)
+    for words in ("90.00 → 80.00", "-10.00", "not <good>", "1.00x faster", "a and b"):
+        assert words in text
+
+
+def test_a_notebook_shows_the_top(record: dict[str, Any]) -> None:
+    report = Report.from_json(record)
+    shown = report._repr_html_()
+    Outline(shown)
+    assert "of its FLOPs" in shown
+    assert "<html" not in shown
+    assert ":root" not in shown  # the notebook keeps its own colours
+    assert shown.count('class="card"') == 3
 
 
 def test_the_best_point_is_the_smallest_within_one_point_on_average() -> None:

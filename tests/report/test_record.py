@@ -1,14 +1,19 @@
-"""The record for machines and the picture for people."""
+"""The record for machines, and its text for people."""
 
 from __future__ import annotations
 
+import io
 import json
+from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 import shearling
-from shearling.report.record import Cost, describe, layer_bars, short
+from shearling.report.facts import facts_of
+from shearling.report.record import Cost, Report
+from shearling.report.text import BAR, plain, show
 from tiny import batches_of, model_of
 
 
@@ -35,7 +40,8 @@ def test_the_record_has_the_fields_of_the_design(pruned: shearling.Pruned) -> No
     assert record["seconds"]["total"] == pytest.approx(sum(stages.values()))
     assert record["seed"] == 4
     assert record["sample"]["examples"] == 16
-    assert record["versions"]["torch"] == torch.__version__.split("+")[0] or torch.__version__
+    assert record["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert not record.keys() & {"evaluation", "agreement", "latency", "timing", "polish", "samples"}
 
 
 def test_costs_are_counted_from_the_pruned_model(pruned: shearling.Pruned) -> None:
@@ -51,22 +57,70 @@ def test_the_papers_stages_are_timed() -> None:
     assert {"gradients", "search", "rearrangement", "shrink", "tuning"} <= seconds.keys()
 
 
-def test_the_picture(pruned: shearling.Pruned) -> None:
-    text = str(pruned)
-    assert text == describe(pruned.report.to_json())
+OPTIONAL: dict[str, Any] = {
+    "evaluation": {"task": "sst2", "metric": "accuracy", "dense": 92.5, "pruned": 91.25, "examples": 872},
+    "agreement": {"kind": "equal", "value": 97.5, "examples": 200},
+    "timing": {"device": "a CPU", "measured": 0.5, "dense_ms": 20.0, "pruned_ms": 10.0, "threads": 1},
+    "polish": {"before": 0.5, "after": 0.25, "passes": 1, "seconds": 2.0, "examples": 64},
+    "samples": {"used": 512, "given": 4096, "why": "more would not change the result"},
+}
+
+
+def test_a_record_is_read_back(pruned: shearling.Pruned) -> None:
+    record = pruned.report.to_json() | OPTIONAL | {"base": "../dense"}
+    again = Report.from_json(json.loads(json.dumps(record)))
+    assert again.to_json() == record
+    assert again.evaluation == OPTIONAL["evaluation"]
+    assert again.extra.keys() == {"base", "versions"}
+
+
+def test_what_was_measured_is_shown_where_it_is_there(pruned: shearling.Pruned) -> None:
+    text = plain(pruned.report.to_json() | OPTIONAL)
+    for words in (
+        "accuracy, sst2", "92.50", "91.25", "-1.25", "872 examples", "agreement with dense", "97.50%",
+        "predictions that are equal, 200 examples", "20.0 ms", "10.0 ms", "2.00x faster", "1 thread",
+        "1 pass, over 64 examples, judge 0.5 -> 0.25, 2.0 s", "512 of 4,096: more would not change",
+    ):  # fmt: skip
+        assert words in text
+    assert "1 threads" not in text
+
+
+def test_the_text(pruned: shearling.Pruned) -> None:
+    text = str(pruned.report)
+    assert text == str(pruned) == plain(pruned.report.to_json())
     first = pruned.report.layers[0]
     assert f"{first['heads']}/4" in text
     assert f"{first['filters']}/48" in text
-    for word in ("flops 0.5", "params 0.6", "MACs, layers", "parameters, model", "seconds:", "measure"):
+    for word in ("50% of its FLOPs and 60% of its parameters", "FLOPs, layers", "parameters, whole model", "measure"):
         assert word in text
+    assert text.count("MACs") == 1
 
 
-def test_bars_are_full_empty_and_never_quite_either() -> None:
+def test_a_terminal_has_the_same_words_in_colour(pruned: shearling.Pruned) -> None:
+    record = pruned.report.to_json() | {"warnings": ["mind [the] gap"]}
+    files = [io.StringIO(), io.StringIO()]
+    show(facts_of(record), Console(file=files[0], force_terminal=True, width=120, color_system="standard"))
+    show(facts_of(record), Console(file=files[1]))
+    assert "\x1b[" in files[0].getvalue()
+    told = [line.rstrip() for line in files[1].getvalue().splitlines()]
+    assert told == plain(record).splitlines()
+    assert "  note: mind [the] gap" in told
+
+
+def test_the_repr_is_short(pruned: shearling.Pruned) -> None:
+    for record in (pruned.report.to_json(), pruned.report.to_json() | OPTIONAL):
+        lines = repr(Report.from_json(record)).splitlines()
+        assert len(lines) <= 5
+        assert all(len(line) < 160 for line in lines)
+        assert "50% of its FLOPs" in lines[0]
+
+
+def test_bars_are_full_empty_and_never_quite_either(pruned: shearling.Pruned) -> None:
+    layers = [{"heads": 100, "filters": 0}, {"heads": 1, "filters": 50}, {"heads": 0, "filters": 99}]
     dense = [{"heads": 100, "filters": 100}] * 3
-    lines = layer_bars([{"heads": 100, "filters": 0}, {"heads": 1, "filters": 50}, {"heads": 0, "filters": 99}], dense)
-    assert [line.count("█") for line in lines] == [24, 13, 24]
+    lines = plain(pruned.report.to_json() | {"layers": layers, "dense_layers": dense}).splitlines()[2:5]
+    assert [line.count("█") for line in lines] == [BAR, 1 + BAR // 2, BAR]
 
 
-def test_numbers_in_short() -> None:
-    assert [short(v) for v in (0, 12, 1234, 2.5e6, 3e9, 4e12)] == ["0", "12", "1.23K", "2.5M", "3G", "4T"]
+def test_nothing_of_nothing_is_all_of_it() -> None:
     assert Cost(0, 0).ratio == 1.0

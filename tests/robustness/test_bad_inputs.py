@@ -262,7 +262,7 @@ OTHERS: dict[str, Case] = {
     "show no checkpoint": (lambda p: ["show", str(p.dense)], "has no shearling.json"),
     "show nothing": (lambda p: ["show", str(p.folder / "gone")], "not a directory"),
     "show a damaged record": (
-        lambda p: ["show", p.model(byte_edit(lambda b: b[:99], "shearling.json"), of="pruned")], "Cannot read"
+        lambda p: ["show", p.model(byte_edit(lambda b: b[:99], "shearling.json"), of="pruned")], "not a record"
     ),
     "evaluate without labels": (
         lambda p: ["evaluate", str(p.dense), "--data", p.rows(content=lines({"text": "a"})), "--device", "cpu"], "label"

@@ -19,8 +19,8 @@ from safetensors import SafetensorError
 import shearling
 from folders import rows_file
 from shearling.checkpoint.pretrained import load_model
-from shearling.checkpoint.save import whole_directory
 from shearling.cli import run
+from shearling.files import whole_directory
 from tiny import batches_of, model_of
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +53,7 @@ MOMENTS: dict[str, tuple[str, Callable[..., None]]] = {
     "weights": ("transformers.modeling_utils.safe_save_file", no_space_in_rust),
     "modelling file": ("shearling.checkpoint.save.shutil.copyfile", no_space),
     "card": ("shearling.checkpoint.card.model_card", no_space),
-    "flush": ("shearling.checkpoint.save.os.fsync", no_space),
+    "flush": ("shearling.files.os.fsync", no_space),
 }
 
 

@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 
 import shearling
 from latency.tables import table_of
-from shearling.checkpoint.card import title
+from shearling.checkpoint.card import model_card
 from shearling.checkpoint.load import read_record
 from shearling.cli import run
-from shearling.cli.pictures import plain
-from shearling.latency.validate import check_fits
+from shearling.latency.fits import check_fits
 from shearling.models.structure import structure_of
-from shearling.report.model_page import report_page
+from shearling.report.page import model_page
+from shearling.report.text import plain
 from tiny import model_of
 
 CASES = int(os.environ.get("SHEARLING_FUZZ", "0"))
@@ -103,7 +103,8 @@ def test_the_record(folder: Path) -> None:
         def use() -> None:
             found = read_record(folder)
             assert plain(found)
-            assert report_page(found, title=title(found), directory=str(folder))
+            assert model_page(found, directory=str(folder))
+            assert model_card(found)
 
         survives(use)
 

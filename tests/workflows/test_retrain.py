@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +13,13 @@ import torch.nn.functional as F
 
 import shearling
 from bench import write_model, write_rows
+from shearling.checkpoint.card import model_card
 from shearling.checkpoint.load import read_record
 from shearling.checkpoint.pretrained import load_model, load_tokenizer
 from shearling.cli import run
 from shearling.errors import CheckpointError, InputError, ModelError, OutputError
 from shearling.methods import Surgeon
-from shearling.report.record import describe
+from shearling.report.text import plain
 from shearling.workflows.retrain import retrain_source, write_retrained
 from shearling.workflows.source import Source, Target, prune_source
 from shearling.workflows.training import Recipe, check_alone, distillation_loss
@@ -156,21 +158,21 @@ def test_record_and_card_say_what_was_done(place: Path, tmp_path: Path) -> None:
     score = {"task": "sst2", "metric": "accuracy", "value": 70.0, "examples": 60}
     drop = {"metric": "accuracy", "value": 70.001, "dense": 90.0, "examples": 60, "allowed": 20.0, "tried": []}
     before = read_record(place / "pruned") | {"max_drop": drop}
+    source = Path(shutil.copytree(place / "pruned", tmp_path / "pruned"))
+    (source / "README.md").write_text(model_card(before))  # as it was saved
     facts = {"epochs": 3.0, "examples": 1600, "task": "sst2", "teacher": None, "before": score}
     facts["after"] = score | {"value": 80.0}
-    write_retrained(
-        load_model(str(place / "pruned"), device="cpu"), place / "pruned", tmp_path / "out", before, facts, force=False
-    )
+    write_retrained(load_model(str(source), device="cpu"), source, tmp_path / "out", before, facts, force=False)
     record, card = read_record(tmp_path / "out"), (tmp_path / "out" / "README.md").read_text()
     assert record["evaluations"] == [score | {"value": 80.0, "dense": 90.0}]
     assert "max_drop" not in record  # it was about other weights
-    assert "| accuracy, sst2 | 90.00 | **80.00** | 60 examples |" in card
+    assert "| accuracy, sst2 | 90.00 | **80.00** | -10.00 | 60 examples" in card
     assert "- retraining: 3 epochs over 1,600 examples of sst2; accuracy 70.00 -> 80.00" in card
     assert "and then retrained" in card
     for wrong in ("without retraining", "label-free", "not measured"):
         assert wrong not in card
-    said = describe(record)
-    assert "to flops 0.4, then retrained" in said
+    said = plain(record)
+    assert "pruned to 40% of its FLOPs and retrained" in said
     assert "accuracy 70.00 -> 80.00" in said
 
 
@@ -181,7 +183,7 @@ def test_an_unscored_retraining_keeps_no_score(place: Path, tmp_path: Path) -> N
     model = load_model(str(place / "pruned"), device="cpu")
     write_retrained(model, place / "pruned", tmp_path / "out", before, facts, force=False)
     assert "evaluations" not in read_record(tmp_path / "out")
-    assert "0.5 epochs over 20 examples of sst2, with a teacher" in describe(read_record(tmp_path / "out"))
+    assert "0.5 epochs over 20 examples of sst2, with a teacher" in plain(read_record(tmp_path / "out"))
 
 
 def outputs(**tensors: torch.Tensor) -> dict[str, torch.Tensor]:

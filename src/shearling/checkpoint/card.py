@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from shearling.report.record import retraining_line, short
+from shearling.report.facts import FOOTNOTE, Layer, facts_of, kinds_of, scores_of
 
 # Carried over from the source's card as they are.
 CARRIED = ("license", "license_name", "license_link", "language", "datasets", "metrics", "pipeline_tag", "widget")
@@ -59,17 +60,16 @@ def _cached_card(name: str) -> Path | None:
 
 def front_matter(text: str) -> dict[str, Any]:
     """The YAML between the first two `---` lines; empty where there is none or it is not YAML."""
-    import yaml
+    from huggingface_hub import ModelCard
+    from yaml import YAMLError
 
-    lines = text.lstrip("\ufeff").splitlines()
-    if not lines or lines[0].strip() != "---":
+    if not text.lstrip("\ufeff").startswith("---") or "\n---" not in text:
         return {}
-    end = next((i for i, line in enumerate(lines[1:], start=1) if line.strip() == "---"), None)
     try:
-        value = yaml.safe_load("\n".join(lines[1:end])) if end else None
-    except yaml.YAMLError:
+        card: Any = ModelCard(text.lstrip("\ufeff"), ignore_metadata_errors=True)
+        return dict(card.data.to_dict())
+    except (YAMLError, ValueError):
         return {}
-    return {str(k): v for k, v in value.items()} if isinstance(value, dict) else {}
 
 
 def carried_over(facts: dict[str, Any], architecture: str) -> dict[str, Any]:
@@ -87,22 +87,26 @@ def carried_over(facts: dict[str, Any], architecture: str) -> dict[str, Any]:
 
 def model_card(record: dict[str, Any]) -> str:
     """Markdown with the front matter the Hub reads."""
-    import yaml
+    from huggingface_hub import EvalResult, ModelCardData
 
-    facts = dict(record.get("card") or carried_over({}, str(record.get("architecture", ""))))
-    evaluations = record.get("evaluations") or []
-    if evaluations:
-        facts["model-index"] = [_model_index(record, evaluations, facts)]
-    head = yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, default_flow_style=False).rstrip()
+    facts, scores = facts_of(record), scores_of(record)
+    front = dict(record.get("card") or carried_over({}, str(record.get("architecture", ""))))
+    kind = str(front.get("pipeline_tag") or "other")
+    results = [
+        EvalResult(kind, dataset_type=score["task"] or "unknown", dataset_name=score["task"] or "unknown",
+                   metric_type=score["metric"], metric_value=round(float(score["value"]), 4))
+        for score in scores
+    ]  # fmt: skip
+    index: dict[str, Any] = {"model_name": facts.title, "eval_results": results} if results else {}
     parts = [
-        f"---\n{head}\n---",
-        f"# {title(record)}",
+        f"---\n{ModelCardData(**front, **index).to_yaml()}\n---",
+        f"# {facts.title}",
         _summary(record),
         "## Measured\n\n" + measured(record),
-        "## What stayed\n\n" + _layers(record),
+        "## What stayed\n\n" + _layers(facts.layers),
         "## How to load it\n\n" + _loading(record),
-        "## How it was made\n\n" + _provenance(record),
-        "## Limits\n\n" + _limits(record),
+        "## How it was made\n\n" + "\n".join(f"- {name}: {words}" for name, words in _public(facts.told).items()),
+        "## Limits\n\n" + "\n".join(f"- {limit}" for limit in [*_limits(record), *facts.notes]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -117,25 +121,18 @@ def refreshed(text: str, before: dict[str, Any], after: dict[str, Any]) -> str:
     return text[:start] + measured(after) + text[end + len(MEASURED[1]) :]
 
 
-def title(record: dict[str, Any]) -> str:
-    """`bert-base-uncased, pruned to 50% of its FLOPs`, and whether it was retrained."""
-    base = str(record.get("base") or record["model_type"]).rstrip("/").rpartition("/")[2]
-    return f"{base}, pruned to {constraint(record)}" + (" and retrained" if record.get("retrained") else "")
-
-
-def constraint(record: dict[str, Any]) -> str:
-    """`50% of its FLOPs and 60% of its parameters`."""
-    words = {"flops": "FLOPs", "params": "parameters", "latency": "latency"}
-    return " and ".join(f"{ratio:.4g}% of its {words.get(name, name)}" for name, ratio in _percent(record))
-
-
-def _percent(record: dict[str, Any]) -> list[tuple[str, float]]:
-    return [(name, 100 * ratio) for name, ratio in record["constraint"].items()]
+def measured(record: dict[str, Any]) -> str:
+    """The table of scores and costs, between marks so that it can be brought up to date."""
+    facts = facts_of(record)
+    rows = [f"| {row.name} | {row.dense} | **{row.pruned}** | {row.change} | {row.note} |" for row in facts.rows]
+    lines = [f"| | {facts.columns[0]} | {facts.columns[1]} | | |", "|---|---|---|---|---|", *rows, "", FOOTNOTE]
+    if not scores_of(record):
+        lines.append("Accuracy was not measured; `shearling evaluate DIR --data FILE --record` adds it here.")
+    return "\n".join([MEASURED[0], *lines, MEASURED[1]])
 
 
 def _summary(record: dict[str, Any]) -> str:
-    facts = record.get("card") or {}
-    base = facts.get("base_model")
+    base = (record.get("card") or {}).get("base_model")
     linked = f" [{base}](https://huggingface.co/{base})" if isinstance(base, str) else " a fine-tuned model"
     retrained = "and then retrained" if record.get("retrained") else "without retraining"
     return (
@@ -145,38 +142,18 @@ def _summary(record: dict[str, Any]) -> str:
     )
 
 
-def measured(record: dict[str, Any]) -> str:
-    """The table of costs and scores, between marks so that it can be brought up to date."""
-    rows = ["| | dense | pruned | |", "|---|---|---|---|"]
-    for entry in record.get("evaluations") or []:
-        dense = f"{entry['dense']:.2f}" if isinstance(entry.get("dense"), (int, float)) else "not measured"
-        note = f"{entry['examples']:,} examples" + (f", exact match {entry['em']:.2f}" if "em" in entry else "")
-        rows.append(f"| {entry['metric']}, {entry['task']} | {dense} | **{entry['value']:.2f}** | {note} |")
-    names = {
-        "flops": "multiply-accumulates, layers",
-        "flops_model": "multiply-accumulates, model",
-        "params": "parameters, layers",
-        "params_model": "parameters, model",
-    }
-    for key, label in names.items():
-        if key in record:
-            cost = record[key]
-            rows.append(f"| {label} | {short(cost['dense'])} | {short(cost['pruned'])} | {cost['ratio']:.1%} |")
-    latency = record.get("latency")
-    if isinstance(latency, dict) and latency.get("measured"):
-        rows.append(f"| latency, {latency.get('device', 'one device')} | 1 | {latency['measured']:.3f} | measured |")
-    if not record.get("evaluations"):
-        rows.append("\nAccuracy was not measured; `shearling evaluate DIR --data FILE --record` adds it here.")
-    return "\n".join([MEASURED[0], *rows, MEASURED[1]])
-
-
-def _layers(record: dict[str, Any]) -> str:
-    kinds = list(dict.fromkeys(kind for layer in record["dense_layers"] for kind in layer))
+def _layers(layers: Sequence[Layer]) -> str:
+    kinds = kinds_of(layers)
     rows = ["| layer | " + " | ".join(kinds) + " |", "|---|" + "---|" * len(kinds)]
-    for depth, (now, before) in enumerate(zip(record["layers"], record["dense_layers"], strict=True)):
-        cells = (f"{now.get(kind, 0)} of {before[kind]}" if kind in before else "" for kind in kinds)
-        rows.append(f"| {depth} | " + " | ".join(cells) + " |")
+    for layer in layers:
+        cells = ("{} of {}".format(*layer.units[kind]) if kind in layer.units else "" for kind in kinds)
+        rows.append(f"| {layer.depth} | " + " | ".join(cells) + " |")
     return "\n".join(rows)
+
+
+def _public(told: Mapping[str, str]) -> dict[str, str]:
+    """What a card tells to strangers: not where the dense model lies on this machine."""
+    return {name: words for name, words in told.items() if name != "pruned from"}
 
 
 def _loading(record: dict[str, Any]) -> str:
@@ -204,48 +181,11 @@ model = {auto}.from_pretrained("PATH_OR_REPO", trust_remote_code=True)
 ```"""
 
 
-def _provenance(record: dict[str, Any]) -> str:
-    sample, seconds = record.get("sample", {}), record.get("seconds", {})
-    lines = [f"- method: `{record['method']}`" + (", label-free" if _label_free(record) else "")]
-    lines.append(f"- constraint: {constraint(record)}")
-    if sample:
-        lines.append(
-            f"- sample: {sample['examples']:,} examples of {sample['mean_length']:.0f} tokens on average, seed "
-            f"{record.get('seed')}, sha256 `{str(sample['fingerprint'])[:16]}`"
-        )
-    if "total" in seconds:
-        lines.append(f"- time: {seconds['total']:.1f} s")
-    if record.get("retrained"):
-        lines.append(f"- retraining: {retraining_line(record['retrained'])}")
-    versions = ", ".join(f"{name} {version}" for name, version in record.get("versions", {}).items())
-    return "\n".join([*lines, *([f"- versions: {versions}"] if versions else [])])
-
-
-def _label_free(record: dict[str, Any]) -> bool:
-    labels = record.get("settings", {}).get("labels") or record.get("retrained")
-    return record["method"] == "surgeon" and not labels
-
-
-def _limits(record: dict[str, Any]) -> str:
+def _limits(record: dict[str, Any]) -> list[str]:
     lines = [
-        "- It was pruned for data like the sample; on other data it may lose more than the table says.",
-        "- It inherits the limits and biases of the model it was made from, and its licence.",
+        "It was pruned for data like the sample; on other data it may lose more than the table says.",
+        "It inherits the limits and biases of the model it was made from, and its licence.",
     ]
     if "latency" not in record["constraint"]:
-        lines.append("- The constraint counts operations; what it gains in time depends on device, batch and length.")
-    lines += [f"- {warning}" for warning in record.get("warnings", [])]
-    return "\n".join(lines)
-
-
-def _model_index(record: dict[str, Any], evaluations: list[dict[str, Any]], facts: dict[str, Any]) -> dict[str, Any]:
-    """Scores in the form the Hub's leaderboards read."""
-    kind = facts.get("pipeline_tag", "other")
-    results = [
-        {
-            "task": {"type": kind},
-            "dataset": {"name": entry["task"], "type": entry["task"]},
-            "metrics": [{"type": entry["metric"], "value": round(float(entry["value"]), 4)}],
-        }
-        for entry in evaluations
-    ]
-    return {"name": title(record), "results": results}
+        lines.append("The constraint counts operations; what it gains in time depends on device, batch and length.")
+    return lines

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shearling.checkpoint.fields import MAX_SIZE, is_count, wrong_field
+from shearling import schema
 from shearling.checkpoint.register import upgraded
-from shearling.checkpoint.save import RECORD
 from shearling.errors import CheckpointError
+from shearling.files import RECORD
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-MAX_JSON = 256 * 2**20  # bytes; a record of a large model is a few megabytes
-MAX_LAYERS = 1024
-MAX_LABELS = 2**20
 
 
 def load(directory: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
@@ -40,28 +35,12 @@ def load(directory: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
 def check_files(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """The record and the configuration of a checkpoint, once nothing in them could lead a loader astray."""
     record = read_record(folder)
-    config = upgraded(read_json(folder / "config.json"))
-    check_edits(config.get("shearling"), folder)
-    _check_sizes({name: value for name, value in config.items() if name != "shearling"}, folder)
+    path = folder / "config.json"
+    config = upgraded(schema.CONFIG.read(path))
+    schema.PRUNED_CONFIG.check(config, path)
     check_index(folder)
     check_shapes(config["shearling"]["edits"]["linear"], folder)
     return record, config
-
-
-def _check_sizes(value: Any, folder: Path, name: str = "") -> None:
-    """No size in the configuration may keep transformers busy for ever before it sees that the weights do not fit."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            _check_sizes(inner, folder, key)
-    elif isinstance(value, list):
-        for inner in value:
-            _check_sizes(inner, folder, name)
-    elif isinstance(value, (int, float)):
-        most = MAX_LAYERS if "layer" in name else MAX_LABELS if name == "num_labels" else MAX_SIZE
-        if "layer" in name and isinstance(value, float):  # layer_norm_eps and the like
-            most = MAX_SIZE
-        if not abs(value) <= most:
-            raise CheckpointError(f"{folder}/config.json: '{name}' is more than {most}; it was changed.")
 
 
 def check_weights(model: PreTrainedModel, missing: set[str], record: dict[str, Any], folder: Path) -> None:
@@ -106,89 +85,15 @@ def read_record(folder: Path) -> dict[str, Any]:
         raise CheckpointError(f"{folder} is not a directory; give the folder that `shearling prune --out` wrote.")
     if not (folder / RECORD).is_file():
         raise CheckpointError(f"{folder} has no {RECORD}: it is not a model that shearling wrote, or not a whole one.")
-    record = read_json(folder / RECORD)
-    wrong = wrong_field(record)
-    if wrong is not None:
-        raise CheckpointError(f"{folder / RECORD}: '{wrong}' is not what shearling writes there; it was changed.")
-    if len(record["layers"]) != len(record["dense_layers"]):
-        raise CheckpointError(f"{folder / RECORD}: 'layers' and 'dense_layers' differ in length; it was changed.")
-    return record
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """An object from a JSON file of sane size."""
-    try:
-        if path.stat().st_size > MAX_JSON:
-            raise CheckpointError(f"{path} is larger than {MAX_JSON >> 20} MiB; it is no such file of ours.")
-        value = json.loads(path.read_text(encoding="utf-8"))
-        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"Cannot read {path}: {error}") from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path} should hold an object, not a {type(value).__name__}.")
-    return value
+    found: dict[str, Any] = schema.RECORD.read(folder / RECORD)
+    return found
 
 
 def check_index(folder: Path) -> None:
     """Weights in several files are listed in an index; a name in it must not lead out of the directory."""
     index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return
-    files = read_json(index).get("weight_map")
-    for name in files.values() if isinstance(files, dict) else [files]:
-        if not isinstance(name, str) or name in ("", "..") or name != Path(name).name:
-            raise CheckpointError(f"{index} names {name!r}, which is no file of the directory; it was changed.")
-
-
-def check_edits(shapes: Any, folder: Path) -> None:
-    """Refuse edits that no version of shearling writes, before anything acts on them."""
-    if not isinstance(shapes, dict) or not is_count(shapes.get("version")):
-        raise CheckpointError(f"{folder}/config.json does not say how the model was reshaped; it was changed.")
-    edits = shapes.get("edits")
-    if not isinstance(edits, dict) or not {"linear", "attributes", "bias_only", "hollow"} <= edits.keys():
-        raise CheckpointError(f"The edits in {folder}/config.json are incomplete; it was changed.")
-    ok = (
-        isinstance(edits["linear"], dict)
-        and all(_size(s) for s in edits["linear"].values())
-        and isinstance(edits["attributes"], dict)
-        and all(is_count(v) for v in edits["attributes"].values())
-        and _paths(edits["bias_only"])
-        and _paths(edits.get("dropped", []))
-        and isinstance(edits["hollow"], dict)
-        and all(_stub(v) for v in edits["hollow"].values())
-        and isinstance(edits.get("picks", {}), dict)
-        and all(_pick(v) for v in edits.get("picks", {}).values())
-        and isinstance(edits.get("parameters", {}), dict)
-        and all(_size(v) for v in edits.get("parameters", {}).values())
-    )
-    if not ok:
-        raise CheckpointError(f"The edits in {folder}/config.json hold values that shearling never writes.")
-
-
-def _paths(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(path, str) for path in value)
-
-
-def _size(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(is_count(v) for v in value)
-
-
-def _stub(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and is_count(value[1])
-
-
-def _pick(value: Any) -> bool:
-    return (
-        isinstance(value, dict)
-        and value.keys() == {"argument", "heads", "made_by", "returned"}
-        and isinstance(value["argument"], str)
-        and isinstance(value["heads"], list)
-        and all(is_count(head) for head in value["heads"])
-        and isinstance(value["made_by"], str)
-        and (not value["made_by"] or value["made_by"].isidentifier())
-        and type(value["returned"]) is int
-        and -1 <= value["returned"] < 8
-    )
+    if index.is_file():
+        schema.INDEX.read(index)
 
 
 def _model_class(config: dict[str, Any], folder: Path) -> Any:

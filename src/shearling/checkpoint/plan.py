@@ -13,8 +13,7 @@ from torch import Tensor
 from shearling.engine.distributed import on_first
 from shearling.errors import CheckpointError
 from shearling.files import write_whole
-
-WANTED = {"sizes", "lengths", "seed", "seconds", "fingerprint", "warnings", "examples", "method", "settings"}
+from shearling.schema import PLAN
 
 
 def write_plan(path: Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
@@ -30,11 +29,6 @@ def read_plan(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["shearling"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        missing = WANTED - header.keys()
-        if missing:
-            raise KeyError(f"{sorted(missing)} missing")
-        header["seed"] = int(header["seed"])
-        header["lengths"] = [float(length) for length in header["lengths"]]
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path} is not a plan that shearling saved: {error}") from None
-    return header, tensors
+    except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} is not a plan that can be used: {error}") from None
+    return PLAN.check(header, path), tensors

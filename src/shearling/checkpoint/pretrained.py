@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shearling.checkpoint.load import check_files, check_index, check_weights
-from shearling.checkpoint.save import RECORD
 from shearling.checkpoint.sentence import transformer_in
 from shearling.engine.silence import quiet_transformers
 from shearling.errors import ModelError, ShearlingError
+from shearling.files import RECORD
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -7,11 +7,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from shearling.checkpoint.card import refreshed, title
+from shearling.checkpoint.card import refreshed
 from shearling.checkpoint.load import read_record
-from shearling.checkpoint.save import RECORD
-from shearling.errors import OutputError
-from shearling.files import write_whole, writing
+from shearling.files import RECORD, check_file, write_whole, writing
 
 
 def base_of(folder: Path) -> str | None:
@@ -41,8 +39,14 @@ def add_evaluation(folder: Path, evaluation: dict[str, Any], *, dense: dict[str,
 
 def write_page(record: dict[str, Any], folder: Path, path: Path, *, force: bool = False) -> None:
     """The record as one HTML file."""
-    from shearling.report.model_page import report_page
+    from shearling.report.page import model_page
 
-    if path.exists() and not force:
-        raise OutputError(f"{path} exists; choose another file, or replace it with --force.")
-    write_whole(path, report_page(record, title=title(record), directory=str(folder)))
+    check_file(path, force=force)
+    write_whole(path, model_page(record, directory=str(folder)))
+
+
+def write_comparison(found: dict[str, Any], path: Path) -> None:
+    """What `compare --json` prints as one HTML file."""
+    from shearling.report.page import compare_page
+
+    write_whole(path, compare_page(found))

@@ -1,31 +1,23 @@
-"""Write a pruned model: into a hidden folder first, then renamed, so that what can be seen is complete."""
+"""Write a pruned model as a directory that a user of Hugging Face recognises."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-import signal
-import tempfile
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from safetensors import SafetensorError
 
 from shearling.checkpoint.sentence import MODULES, modules_with_transformer_on_top, transformer_in
 from shearling.engine.distributed import on_first
 from shearling.engine.silence import quiet_transformers
-from shearling.errors import OutputError
-from shearling.files import check_permission
+from shearling.files import RECORD, whole_directory
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-RECORD = "shearling.json"
 # Tokenizer, processor, generation and sentence-transformers files that go with a model.
 COMPANIONS = (
     "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.spm", "*.model",
@@ -48,7 +40,9 @@ def save(
     target = Path(directory)
 
     def write() -> None:
-        with whole_directory(target, force=force) as folder:
+        with whole_directory(
+            target, force=force, keep=(source, getattr(model.config, "_name_or_path", None))
+        ) as folder:
             write_checkpoint(model, kept, report, folder, source)
 
     on_first(write)
@@ -104,88 +98,6 @@ def copy_companions(source: Path, folder: Path) -> None:
                 shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
             elif not (folder / path.name).exists():
                 shutil.copyfile(path, folder / path.name)
-
-
-@contextmanager
-def whole_directory(target: Path, *, force: bool = False) -> Iterator[Path]:
-    """A folder to fill that becomes `target` at the end, or leaves no trace."""
-    check_writable(target, force=force)
-    target = target.resolve()  # a link to a directory stays, its target is replaced
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
-    except OSError as error:
-        raise OutputError(f"Cannot write beside {target}: {error.strerror}.") from None
-    try:
-        yield folder
-        _sync(folder)
-        folder.chmod(0o755)
-        with _undisturbed():
-            _put_in_place(folder, target)
-    except (OSError, SafetensorError) as error:  # safetensors tells of a full disk in its own way
-        reason = getattr(error, "strerror", None) or error
-        raise OutputError(f"Could not write {target}: {reason}. Nothing was left behind.") from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def check_writable(target: Path, *, force: bool = False) -> None:
-    """Complain early: before minutes of work, not after."""
-    try:
-        target.lstat()
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        pass  # looked at below
-    except (OSError, ValueError) as error:
-        raise OutputError(f"{target} cannot be a directory: {getattr(error, 'strerror', None) or error}.") from None
-    if target.is_symlink() and not target.exists():
-        raise OutputError(f"{target} is a link that leads nowhere; remove it or choose another --out.")
-    if target.exists() and not target.is_dir():
-        raise OutputError(f"{target} exists and is a file; choose another --out.")
-    if target.is_dir() and any(target.iterdir()) and not force:
-        raise OutputError(f"{target} exists and is not empty; choose another --out, or replace it with --force.")
-    check_permission(target)
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Have Ctrl-C wait for the few milliseconds of a swap."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread is told of signals
-        yield
-        return
-    came: list[int] = []
-    before = {number: signal.signal(number, lambda n, _: came.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-    if came:
-        signal.raise_signal(came[0])
-
-
-def _put_in_place(folder: Path, target: Path) -> None:
-    if not target.exists():
-        folder.rename(target)
-        return
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
-    target.rename(aside / "old")
-    try:
-        folder.rename(target)
-    except BaseException:
-        (aside / "old").rename(target)
-        raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    """Have the disk hold every byte before the rename makes them visible."""
-    for path in [*folder.rglob("*"), folder]:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _auto_map(model: Any) -> dict[str, str]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
+from shearling import schema
 from shearling.errors import ModelError
 
 MODULES = "modules.json"
@@ -19,7 +19,7 @@ def transformer_in(folder: Path) -> Path | None:
     """Where the transformer lies (in the folder itself, or in one of its own); None if this is no such directory."""
     if not (folder / MODULES).is_file():
         return None
-    for module in _modules(folder):
+    for module in schema.MODULES.read(folder / MODULES):
         if str(module.get("type", "")).endswith(".Transformer"):
             return folder / str(module.get("path", ""))
     raise ModelError(f"{folder / MODULES} lists no transformer; there is nothing to prune in it.")
@@ -29,18 +29,6 @@ def modules_with_transformer_on_top(folder: Path) -> str:
     """`modules.json` for a copy of the directory in which the transformer lies on top."""
     modules = [
         module | {"path": ""} if str(module.get("type", "")).endswith(".Transformer") else module
-        for module in _modules(folder)
+        for module in schema.MODULES.read(folder / MODULES)
     ]
     return json.dumps(modules, indent=2) + "\n"
-
-
-def _modules(folder: Path) -> list[dict[str, Any]]:
-    try:
-        modules = json.loads((folder / MODULES).read_text(encoding="utf-8"))
-        paths = [str(module.get("path", "")) for module in modules]
-    except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise ModelError(f"Cannot read {folder / MODULES}: {error}") from None
-    outside = [path for path in paths if Path(path).is_absolute() or ".." in Path(path).parts]
-    if outside:
-        raise ModelError(f"{folder / MODULES} names the path '{outside[0]}', which leads out of the directory.")
-    return list(modules)

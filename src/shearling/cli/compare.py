@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Optional
 
 import typer
@@ -23,13 +24,21 @@ def compare(
     batch_size: o.BatchSize = 32,
     device: o.Device = "auto",
     trust_remote_code: o.TrustRemoteCode = False,
+    html: Annotated[Optional[Path], typer.Option(help="Write a page to this file.")] = None,  # noqa: UP045
+    force: Annotated[bool, typer.Option("--force", help="Replace the page if it exists.")] = False,
     quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
     """Compare two models on the same data: agreement, score, size, operations and latency side by side."""
-    from shearling.cli.console import emit, watching
-    from shearling.cli.pictures import print_comparison
+    from shearling.checkpoint.record import write_comparison
+    from shearling.cli.console import emit, say, watching
     from shearling.evaluation.compare import compare as run
+    from shearling.files import check_file
+    from shearling.report.facts import facts_of_comparison
+    from shearling.report.text import show
+
+    if html is not None:
+        check_file(html, force=force)
 
     with watching(quiet=quiet) as watcher:
         result = run(
@@ -46,7 +55,10 @@ def compare(
             trust_remote_code=trust_remote_code,
             watcher=watcher,
         )
+    if html is not None:
+        write_comparison(result.to_json(), html)
+        say(f"page written to {html}", quiet=quiet)
     if as_json:
         emit(result.to_json())
-    else:
-        print_comparison(result)
+    elif html is None:
+        show(facts_of_comparison(result.to_json()))

@@ -40,4 +40,5 @@ def profile(
     if as_json:
         emit(table.to_json() | {"out": str(out)})
     else:
-        say(f"{table}\n  written to {out}", quiet=quiet)
+        also = "" if plot is None else f"\n  drawn in {plot}"
+        say(f"{table}\n  written to {out}{also}", quiet=quiet)

@@ -20,7 +20,8 @@ def show(
     from shearling.checkpoint.load import read_record
     from shearling.checkpoint.record import write_page
     from shearling.cli.console import emit, say
-    from shearling.cli.pictures import show_record
+    from shearling.report.facts import facts_of
+    from shearling.report.text import show as show_facts
 
     record = read_record(directory)
     if html is not None:
@@ -29,4 +30,4 @@ def show(
     if as_json:
         emit({key: value for key, value in record.items() if key != "kept"})
     elif html is None:
-        show_record(record)
+        show_facts(facts_of(record))

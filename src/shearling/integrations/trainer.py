@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
-from shearling.checkpoint.save import check_writable
 from shearling.costs import KINDS
 from shearling.errors import ConstraintError, DataError, InputError, ShearlingError
+from shearling.files import check_writable
 from shearling.models.structure import structure_of
 from shearling.pipeline import prune
 

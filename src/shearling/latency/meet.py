@@ -19,13 +19,13 @@ from shearling.engine.hooks import device_of, frozen
 from shearling.engine.precision import DTYPES
 from shearling.engine.progress import Stages
 from shearling.errors import ConstraintError
+from shearling.latency.fits import check_fits
 from shearling.latency.inputs import example_inputs
 from shearling.latency.limits import latency_limits
 from shearling.latency.profile import profile
 from shearling.latency.runtime import runner
 from shearling.latency.table import RESTLESS, Table, load_table, restless
 from shearling.latency.timing import device_name, in_turns
-from shearling.latency.validate import check_fits
 from shearling.models.structure import Structure
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ def meet(
         "threads": table.threads,
         "runtime": table.runtime,
         "corrections": len(tried) - 1,
+        "layer_time": table.layer_shares(teacher),
         "tried": tried,
     }
     return Met(kept, student, limits, record, warnings)

@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from shearling.files import write_whole
 from shearling.latency.fit import fit
-from shearling.latency.validate import validated
 from shearling.models.structure import Structure
+from shearling.schema import TABLE
 
 FORMAT = 1
+MAX_BYTES = 64 * 2**20
 RESTLESS = 0.15  # spread over time, from which on a table is not to be relied on
 WAITING = 1.2  # times its own work, from which on a GPU is said to wait for the host
 NOISE = 2.0  # spreads; a dip deeper than this is the hardware's own and stays
@@ -129,6 +130,12 @@ class Table:
             found.append(curve[: sublayer.units + 1])
         return found
 
+    def layer_shares(self, structure: Structure) -> list[float]:
+        """Per layer of the model, its share of the dense forward pass."""
+        times = iter(self.curves(structure, self.slower_side))
+        layers = [layer for stack in structure.stacks for layer in stack.sublayers]
+        return [float(sum(next(times)[-1] for _ in layer)) / self.dense for layer in layers]
+
     def predict(self, structure: Structure, counts: Sequence[int]) -> float:
         """Seconds of the forward pass with these units left."""
         sides = [self.fixed + sum(c[n] for c, n in zip(self.curves(structure), counts, strict=True))]
@@ -139,7 +146,7 @@ class Table:
 
     def __str__(self) -> str:
         shape = f"batch {self.batch_size}, length {self.seq_len}, {self.dtype}"
-        threads = f", {self.threads} threads" if self.device_type == "cpu" else ""
+        threads = f", {self.threads} thread{'s' * (self.threads > 1)}" if self.device_type == "cpu" else ""
         graphs = ", as a CUDA graph" if self.runtime == "graphs" else ""
         lines = [
             f"{self.model_type} on {self.device}: {shape}{threads}{graphs}",
@@ -163,7 +170,8 @@ class Table:
 
 def milli(seconds: float) -> str:
     """Seconds as people read them."""
-    return f"{1e3 * seconds:.3g} ms"
+    scale, unit = (1, "s") if seconds >= 1 else (1e3, "ms") if seconds >= 1e-3 or not seconds else (1e6, "µs")
+    return f"{scale * seconds:.0f} {unit}" if scale * seconds >= 100 else f"{scale * seconds:.3g} {unit}"
 
 
 def restless(unrest: float) -> str:
@@ -189,7 +197,7 @@ def _stack_of(structure: Structure, number: int) -> int:
 
 def load_table(path: str | os.PathLike[str]) -> Table:
     """A table from a file; every field is checked, because people edit files and disks fill up."""
-    record = validated(Path(path))
+    record = TABLE.read(Path(path), most=MAX_BYTES)
     entries = [Entry(**entry) for entry in record.pop("sublayers")]
     record.pop("format")
     return Table(**record, sublayers=entries)

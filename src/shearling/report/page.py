@@ -1,79 +1,185 @@
-"""One self-contained HTML file: no script, no font, no picture from elsewhere; light and dark as the reader has it."""
+"""One report page for one model, for a sweep and for two models: a single HTML file without scripts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
+from functools import cache
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from shearling._version import __version__
-from shearling.report.chart import style
-
-CSS = """
-*{box-sizing:border-box}
-:root{color-scheme:light dark;--page:#f4f6f8;--edge:#dfe5ea;--good:#1d7f5c;--poor:#9a6a00;--bad:#b3315f}
-@media (prefers-color-scheme:dark){:root{--page:#0c1115;--edge:#26323c;--good:#4fd0a1;--poor:#ecc04c;--bad:#ff85ac}}
-body{margin:0;background:var(--page);color:var(--ink);
- font:15px/1.5 system-ui,-apple-system,'Segoe UI',Roboto,'DejaVu Sans',sans-serif}
-main{max-width:960px;margin:0 auto;padding:36px 20px 60px}
-h1{font-size:27px;line-height:1.2;margin:0 0 4px;letter-spacing:-.01em;overflow-wrap:anywhere}
-h2{font-size:17px;margin:0 0 12px}
-h3{font-size:14px;margin:18px 0 8px;color:var(--soft);font-weight:600}
-.under{color:var(--soft);margin:0 0 24px}
-section{background:var(--ground);border:1px solid var(--edge);border-radius:10px;padding:20px 22px;margin:0 0 18px}
-.hint{color:var(--soft);margin:-6px 0 14px;font-size:14px}
-.cards{display:grid;grid-template-columns:repeat(auto-fit,minmax(190px,1fr));gap:14px;margin:0 0 18px}
-.card{background:var(--ground);border:1px solid var(--edge);border-radius:10px;padding:14px 18px}
-.what,.below{color:var(--soft);font-size:13px}
-.number{font-size:27px;font-weight:650;letter-spacing:-.01em;margin:2px 0;font-variant-numeric:tabular-nums}
-.wide{overflow-x:auto}
-table{border-collapse:collapse;width:100%;font-size:14px;font-variant-numeric:tabular-nums}
-th{text-align:left;font-weight:600;color:var(--soft);padding:6px 10px 6px 0;border-bottom:1px solid var(--edge)}
-td{padding:6px 10px 6px 0;border-bottom:1px solid var(--edge)}
-tbody tr:last-child td,tbody tr:last-child th{border-bottom:0}
-.n{text-align:right}
-.good{color:var(--good)}.poor{color:var(--poor)}.bad{color:var(--bad)}
-.heat{width:auto;min-width:60%}
-.heat th{text-align:center;padding:3px 8px;border:0;font-size:13px}
-.heat .group{padding-bottom:2px}
-.heat td{text-align:center;padding:5px 7px;min-width:46px;border:2px solid var(--ground);border-radius:5px;
- font-size:13px;background:color-mix(in srgb,var(--s0) calc(var(--share)*.62),var(--page))}
-.bars th{width:1%;padding-right:18px}
-.bars th+th{width:50%}
-.bar{height:12px;background:var(--page);border-radius:6px;overflow:hidden;display:inline-block;width:58%;
- vertical-align:middle}
-.bar i{display:block;height:100%;background:var(--s0)}.bar.filters i{background:var(--s2)}
-.count{color:var(--soft);font-size:13px;margin-left:10px;white-space:nowrap}
-.key{display:flex;flex-wrap:wrap;gap:4px 18px;font-size:13px;color:var(--soft);margin-bottom:10px}
-.key i{display:inline-block;width:11px;height:11px;border-radius:3px;margin-right:6px;vertical-align:-1px}
-.time{display:grid;grid-template-columns:minmax(110px,22%) 1fr 74px;align-items:center;gap:12px;margin:5px 0;
- font-size:14px}
-.stack{display:flex;height:16px;border-radius:4px;overflow:hidden;background:var(--page)}
-.stack i{display:block;min-width:1px}
-.sum{text-align:right;color:var(--soft);font-variant-numeric:tabular-nums}
-pre{background:var(--page);border-radius:8px;padding:14px 16px;overflow-x:auto;margin:0 0 8px;font-size:13px}
-code{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace;overflow-wrap:anywhere}
-td code{font-size:13px}
-ul{margin:0;padding-left:20px}
-footer{color:var(--soft);font-size:13px;text-align:center}
-svg.chart{width:100%;height:auto;display:block}
-@media print{section,.card{break-inside:avoid}}
-"""
+from shearling.report.charts import COLOURS, palette
+from shearling.report.facts import (
+    FOOTNOTE,
+    Card,
+    Facts,
+    Layer,
+    facts_of,
+    facts_of_comparison,
+    faster,
+    interval,
+    layers_of,
+    loading,
+)  # fmt: skip
+from shearling.report.points import asked_of, change, charts_of, command_of, grouped, pick
 
 
-def page(title: str, under: str, body: Sequence[str]) -> str:
-    """The file around the sections."""
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{style()}{CSS}</style></head>'
-        f'<body><main><h1>{escape(title)}</h1><p class="under">{escape(under)}</p>{"".join(body)}'
-        f"<footer>made by shearling {escape(__version__)}</footer></main></body></html>\n"
+class Heat(NamedTuple):
+    """What is left of every layer, for the points of one method: a row a layer, a column a point and kind."""
+
+    name: str
+    columns: Sequence[str]
+    points: Sequence[Sequence[Layer]]
+
+
+def model_page(
+    record: Mapping[str, Any], *, directory: str = "DIR", flipped: Sequence[Mapping[str, Any]] = ()
+) -> str:  # fmt: skip
+    """The page of one pruned model; `flipped` are examples whose prediction changed: {text, dense, pruned}."""
+    facts = facts_of(record)
+    stages = {name: seconds for name, seconds in record["seconds"].items() if name != "total"}
+    settings = {name: record.get(name) for name in ("method", "settings", "constraint", "seed", "sample", "versions")}
+    return _render(
+        title=facts.title,
+        under=f"by {facts.told['method']}",
+        cards=facts.cards,
+        compared=facts,
+        heats=[Heat("", ["left"], [facts.layers])],
+        codes=[("Load it", loading(directory, record))],
+        flipped=flipped,
+        times=[(record["method"], stages)],
+        notes=facts.notes,
+        settings=_flat({**facts.told, **settings}),
     )
 
 
-def snippet(directory: str, architecture: str | None = None) -> str:
-    """How to load a pruned model: ours, and the way people know."""
-    ours = f'import shearling\n\nmodel = shearling.load("{directory}")'
-    if architecture is None:
-        return ours
-    known = f'from transformers import {architecture}\n\nmodel = {architecture}.from_pretrained("{directory}")'
-    return f"{ours}\n\n# or, after `import shearling`, like any other model\n{known}"
+def top(record: Mapping[str, Any]) -> str:
+    """The top of the page alone, for a notebook."""
+    facts = facts_of(record)
+    page: str = _template("top.html").render(title=facts.title, cards=facts.cards, palette=palette(), alone=True)
+    return page.replace(":root", ".shearling")  # the notebook keeps its own colours
+
+
+def compare_page(found: Mapping[str, Any]) -> str:
+    """The page of two models side by side; `found` is what `compare --json` prints."""
+    facts = facts_of_comparison(found)
+    return _render(
+        title=facts.title,
+        under=f"{found['task']}, {found['examples']:,} examples",
+        cards=facts.cards,
+        compared=facts,
+        flipped=found.get("flipped") or (),
+        notes=facts.notes,
+    )
+
+
+def sweep_page(results: Sequence[Mapping[str, Any]], told: Mapping[str, Any], *, title: str) -> str:
+    """The page of a sweep; `results` as in results.json, `told` as in sweep.json."""
+    dense, settings, best = told["dense"], told["settings"], pick(results)
+    groups = grouped(results)
+    methods = list(dict.fromkeys(group[0]["method"] for group in groups))
+    seeds, calibrated = len({row["seed"] for row in results}), results[0]["examples"]
+    return _render(
+        title=title,
+        under=f"{len(results)} models, calibrated on {calibrated:,} and scored on {dense['examples']:,} examples",
+        cards=_headline(results, dense, best),
+        charts=charts_of(results, dense),
+        chart_hint="Mean over seeds; the band is the smallest and the largest value." if seeds > 1 else "",
+        metric=dense["metric"],
+        points=[_point(group, settings, dense, best) for group in groups],
+        heats=[_heat([g[0] for g in groups if g[0]["method"] == method], method, dense) for method in methods],
+        times=[(m, _mean_stages([g[0] for g in groups if g[0]["method"] == m])) for m in methods],
+        notes=list(dict.fromkeys(note for row in results for note in row.get("notes", []))),
+        settings=_flat({**settings, **told.get("environment", {})}),
+    )
+
+
+def _headline(
+    results: Sequence[Mapping[str, Any]], dense: Mapping[str, Any], best: Mapping[str, Any] | None
+) -> list[Card]:
+    around = interval(dense["metric"], dense["value"], dense["examples"])
+    under = f"95% interval {around[0]:.1f} to {around[1]:.1f}" if around else f"{dense['examples']:,} examples"
+    name = f"{dense['metric']}, {dense['task']}"
+    if best is None:
+        return [Card(name, f"{dense['value']:.2f}", f"dense; {under}"), Card("recommended", "-", "none within 1 point")]
+    same = [row for row in results if all(row[part] == best[part] for part in ("method", "constraint"))]
+    cards = [
+        Card(name, f"{dense['value']:.2f} → {fmean(row['value'] for row in same):.2f}", f"dense {under}"),
+        Card("recommended", asked_of(best), f"{best['method']}: smallest within 1 point"),
+    ]
+    timing = best.get("timing") or {}
+    if timing.get("measured"):
+        cards.append(Card("speed, measured", faster(timing["measured"]), str(timing.get("device", ""))))
+    if best.get("megabytes") and dense.get("megabytes"):
+        cards.append(Card("weights", f"{dense['megabytes']:.1f} → {best['megabytes']:.1f} MB", "dense → recommended"))
+    for method in dict.fromkeys(row["method"] for row in results if row["method"] != best["method"]):
+        fine = pick([row for row in results if row["method"] == method])
+        cards.append(Card(method, asked_of(fine) if fine else "-", f"{'smallest' if fine else 'none'} within 1 point"))
+    return [*cards, Card("time to prune", f"{best['seconds']:.1f} s", best["method"])]
+
+
+def _point(
+    group: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], dense: Mapping[str, Any], best: Any
+) -> dict[str, Any]:
+    """A line of the table of points, and how to make and load its model."""
+    first, values = group[0], [row["value"] for row in group]
+    timing, lost = first.get("timing") or {}, change(group)
+    out = first.get("model") or f"{first['method']}-" + "-".join(f"{k}-{v:g}" for k, v in first["constraint"].items())
+    load = loading(out, dense)
+    return {
+        "method": first["method"],
+        "asked": asked_of(first),
+        "best": best is not None and first is best,
+        "value": f"{fmean(values):.2f}",
+        "range": f"{min(values):.2f} to {max(values):.2f}" if min(values) < max(values) else "",
+        "change": f"{lost:+.2f}",
+        "kind": "good" if lost >= -1 else "poor" if lost >= -3 else "bad",
+        "flops": f"{first['reached']['flops']:.1%}",
+        "params": f"{first['reached']['params']:.1%}",
+        "speed": faster(timing["measured"]) if timing.get("measured") else "",
+        "device": timing.get("device", ""),
+        "megabytes": f"{first['megabytes']:.1f}" if first.get("megabytes") else "",
+        "seconds": f"{fmean(row['seconds'] for row in group):.2f}",
+        "code": load if "model" in first else f"{command_of(first, settings, out)}\n\n# then, in Python\n{load}",
+    }
+
+
+def _heat(rows: Sequence[Mapping[str, Any]], method: str, dense: Mapping[str, Any]) -> Heat:
+    ratios = [f"{next(iter(row['constraint'].values())):.0%}" for row in rows]
+    return Heat(method, ratios, [layers_of(row["layers"], dense["layers"], dense.get("layer_time")) for row in rows])
+
+
+def _mean_stages(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    names = dict.fromkeys(name for row in rows for name in row["stages"])
+    return {name: fmean(row["stages"].get(name, 0.0) for row in rows) for name in names}
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
+    """Settings by name; nested ones by their way."""
+    rows: list[tuple[str, str]] = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            rows += _flat(value, f"{before}{name}.")
+        elif value is not None:
+            rows.append((f"{before}{name}", f"{value:.6g}" if isinstance(value, float) else str(value)))
+    return rows
+
+
+def _render(*, compared: Facts | None = None, **parts: Any) -> str:
+    page: str = _template("page.html").render(
+        compared=compared, palette=palette(), version=__version__, footnote=FOOTNOTE, colours=len(COLOURS), **parts
+    )
+    return page
+
+
+@cache
+def _environment() -> Any:
+    from jinja2 import Environment, PackageLoader
+
+    return Environment(
+        loader=PackageLoader("shearling.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
+    )  # fmt: skip
+
+
+def _template(name: str) -> Any:
+    return _environment().get_template(name)

@@ -23,12 +23,12 @@ from torch import Tensor
 
 from shearling.checkpoint.load import load
 from shearling.checkpoint.pretrained import load_model, load_tokenizer
-from shearling.checkpoint.save import check_writable
 from shearling.data import Batches, Rows, encode
 from shearling.engine.hooks import frozen
 from shearling.engine.progress import Watcher
 from shearling.errors import InputError
 from shearling.evaluation.exam import predict
+from shearling.files import check_writable
 from shearling.latency.timing import in_turns
 from shearling.pipeline import Pruned, prune
 
@@ -283,7 +283,7 @@ def summary(result: Demo) -> list[tuple[str, str]]:
     near, pace, report = result.closeness, result.latency, result.pruned.report
     sizes = f"{result.bytes_dense / 1e6:.1f} -> {result.bytes_pruned / 1e6:.1f} MB"
     return [
-        ("MACs of the layers", f"{report.flops.ratio:.1%} of the original's"),
+        ("FLOPs of the layers", f"{report.flops.ratio:.1%} of the original's"),
         ("parameters of the layers", f"{report.params.ratio:.1%}"),
         ("weights on disk", f"{sizes} (the word embeddings are never pruned)"),
         ("cosine to the original", f"{near.cosine_mean:.4f} on average, {near.cosine_worst:.4f} at worst"),

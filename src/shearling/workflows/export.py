@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,13 +11,13 @@ import torch
 from shearling.checkpoint.pretrained import load_model, load_reader, load_tokenizer
 from shearling.checkpoint.record import base_of
 from shearling.data import load_rows
-from shearling.errors import InputError, ModelError, OutputError
+from shearling.errors import InputError, ModelError
 from shearling.export import exported, onnx
 from shearling.export.check import Runner, check
 from shearling.export.graph import reference
 from shearling.export.inputs import Inputs, inputs_from_rows, inputs_from_tokenizer
 from shearling.export.result import Exported, Measured
-from shearling.files import check_permission, writing
+from shearling.files import check_file, whole_files
 from shearling.latency.timing import in_turns
 
 if TYPE_CHECKING:
@@ -59,7 +56,7 @@ def export_model(
     model = load_model(name, device="cpu", dtype="float32", trust_remote_code=trust_remote_code)
     batches = example_inputs(model, name, data, task, trust_remote_code=trust_remote_code)
     other = dense or base_of(Path(name))
-    with beside(out) as folder:
+    with whole_files(out) as folder:
         path = folder / out.name
         expected = reference(model, batches)
         run, outputs = _write(model, batches, path, format, precision, tell)
@@ -78,13 +75,10 @@ def export_model(
         tell("time", 0, 1)
         times = dict(zip(runs, in_turns(list(runs.values()), torch.device("cpu"), rounds=rounds), strict=True))
         found = {key: Measured(model_, size_of(file), times[key]) for key, (model_, file) in files.items()}
-        shutil.rmtree(folder / "dense", ignore_errors=True)
-        result = Exported(
+        return Exported(
             out, format, precision, _described(batches[0]), outputs, difference,
             list(next(iter(batches[0].values())).shape), found["this"], found.get("dense"),
         )  # fmt: skip
-        put_in_place(folder, out)
-    return result
 
 
 def example_inputs(
@@ -129,34 +123,3 @@ def _described(inputs: Inputs) -> dict[str, list[str | int]]:
 def size_of(path: Path) -> int:
     """Bytes of a file and of the weights beside it."""
     return sum(part.stat().st_size for part in path.parent.glob(path.name + "*") if part.is_file())
-
-
-def check_file(out: Path, *, force: bool) -> None:
-    """Complain early about the place to write to."""
-    if out.is_dir():
-        raise OutputError(f"{out} is a directory; name a file, such as {out / 'model.onnx'}.")
-    if out.exists() and not force:
-        raise OutputError(f"{out} exists; choose another --out, or replace it with --force.")
-    check_permission(out)
-
-
-@contextmanager
-def beside(out: Path) -> Iterator[Path]:
-    """A hidden folder next to the file, gone afterwards whatever happens."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
-    except OSError as error:
-        raise OutputError(f"Cannot write beside {out}: {error.strerror}.") from None
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def put_in_place(folder: Path, out: Path) -> None:
-    """Rename the files to where they belong, the one that is opened last of all."""
-    parts = sorted((p for p in folder.iterdir() if p.is_file()), key=lambda p: p.name == out.name)
-    with writing(out):
-        for part in parts:
-            part.replace(out.parent / part.name)

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from shearling.checkpoint.pretrained import load_model
 from shearling.engine.progress import Watcher, silent
-from shearling.errors import OutputError
-from shearling.files import check_permission, writing
+from shearling.files import check_file
 from shearling.latency.profile import BUDGET, profile
 from shearling.latency.table import Table
-from shearling.report.latency_chart import check_picture, plot
+from shearling.report.charts import check_picture, plot
 
 
 @dataclass(frozen=True)
@@ -39,9 +38,9 @@ def profile_source(
     watcher: Watcher | None = None,
 ) -> Table:
     """Measure a model directory; writes the table, and a picture of it where one is asked for."""
-    _check_place(out, force=force)
+    check_file(out, force=force)
     if picture is not None:
-        _check_place(picture, force=force)
+        check_file(picture, force=force)
         check_picture(picture)
     loaded = load_model(model, device=setting.device, dtype=setting.dtype, trust_remote_code=setting.trust_remote_code)
     table = profile(
@@ -57,15 +56,3 @@ def profile_source(
     if picture is not None:
         plot(table, picture)
     return table
-
-
-def _check_place(path: Path, *, force: bool) -> None:
-    """Complain before minutes of timing, not after."""
-    with writing(path):
-        if path.is_dir():
-            raise OutputError(f"{path} is a directory; name a file in it.")
-        if path.exists() and not force:
-            raise OutputError(f"{path} exists; give another name, or --force to replace it.")
-        if not path.absolute().parent.is_dir():
-            raise OutputError(f"There is no folder {path.absolute().parent} to write {path.name} into; make it first.")
-        check_permission(path)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shearling._version import versions
-from shearling.checkpoint.load import read_json, read_record
+from shearling.checkpoint.load import read_record
 from shearling.checkpoint.pretrained import load_model, load_reader
-from shearling.checkpoint.save import RECORD, check_writable, whole_directory
 from shearling.data import load_rows
 from shearling.engine.progress import Watcher
 from shearling.errors import ModelError, OutputError
-from shearling.files import weights_digest
+from shearling.files import RECORD, check_writable, weights_digest, whole_directory
+from shearling.schema import CONFIG
 from shearling.workflows.source import Source, known_dense
 from shearling.workflows.training import Recipe, check_alone, plain_device, retrain
 
@@ -50,7 +50,7 @@ def retrain_source(
     check_alone()
     place = plain_device(source.device)
     record = read_record(Path(source.model))
-    check_writable(out, force=force)
+    check_writable(out, force=force, keep=(source.model,))
     # Small steps vanish in half precision: training is in float32, the result in the checkpoint's own type.
     model = load_model(source.model, device="cpu", dtype="float32", trust_remote_code=source.trust_remote_code)
     guide = None if teacher is None else _teacher(teacher, model, source.trust_remote_code)
@@ -119,7 +119,7 @@ def write_retrained(
     base = record.get("base")
     if isinstance(base, str) and base.startswith("."):  # a way from the checkpoint: from another place it is another
         updated["base"] = os.path.relpath(os.path.normpath(source.resolve() / base), out.resolve())
-    with whole_directory(out, force=force) as folder:
+    with whole_directory(out, force=force, keep=(source,)) as folder:
         model.to("cpu", kind).save_pretrained(folder)
         for path in sorted(source.iterdir()):
             written = (folder / path.name).exists() or path.suffix in (".safetensors", ".onnx")
@@ -165,7 +165,7 @@ def _work_folder(out: Path, source: Source, data: str, recipe: Recipe, teacher: 
         if not force:
             raise OutputError(
                 f"{work} holds an interrupted retraining with other settings; give the same ones to go on with it, "
-                "choose another --out, or start afresh with --force."
+                "choose another place, or start afresh with force (--force, force=True)."
             )
         shutil.rmtree(work)
     work.mkdir(parents=True, exist_ok=True)
@@ -174,5 +174,5 @@ def _work_folder(out: Path, source: Source, data: str, recipe: Recipe, teacher: 
 
 
 def _own_dtype(folder: Path) -> Any:
-    config = read_json(folder / "config.json")
+    config = CONFIG.read(folder / "config.json")
     return config.get("dtype") or config.get("torch_dtype") or "float32"

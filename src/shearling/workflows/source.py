@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from shearling.checkpoint.load import read_record
 from shearling.checkpoint.pretrained import device_of, load_model, load_reader
 from shearling.checkpoint.record import add_evaluation, base_of
-from shearling.checkpoint.save import check_writable
 from shearling.costs import ratio_of
 from shearling.data import load_rows
 from shearling.engine.progress import Watcher
 from shearling.errors import ConstraintError, DataError, ModelError, ShearlingError
+from shearling.files import check_writable
 from shearling.latency.meet import checked_table
 from shearling.latency.table import load_table
 from shearling.methods import Method, Surgeon
@@ -200,7 +200,7 @@ def prune_source(
     """
     target = target.checked() if drop is None else drop.checked(target)
     if out is not None:
-        check_writable(out, force=force)
+        check_writable(out, force=force, keep=(source.model,))
     plan, loaded = measure_source(source, method, target=target, watcher=watcher)
     if drop is None:
         pruned = cut(plan, target)

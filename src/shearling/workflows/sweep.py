@@ -12,15 +12,15 @@ from shearling._version import versions
 from shearling.engine.progress import Watcher
 from shearling.evaluation.exam import Exam
 from shearling.files import weights_digest
+from shearling.latency.fits import check_fits
 from shearling.latency.table import load_table
 from shearling.latency.timing import device_name
-from shearling.latency.validate import check_fits
 from shearling.methods import Method
 from shearling.models.structure import structure_of
 from shearling.pipeline import Plan, measure
 from shearling.workflows.grid import Grid, Outcome, outcomes
 from shearling.workflows.source import Loaded, Source, exam_of, keep, needs_labels, read_source, sample_batches
-from shearling.workflows.sweep_folder import CURVE, MODELS, PAGE, RESULTS, Store, write_all
+from shearling.workflows.sweep_folder import CURVE, MODELS, PAGE, RESULTS, Store, megabytes, write_all
 
 
 def sweep_source(
@@ -44,10 +44,12 @@ def sweep_source(
     }
     if store.facts["dense"] is None:
         score = exam.take(loaded.model, progress=None if watcher is None else partial(watcher, "dense"))
-        layers, architecture = structure_of(loaded.model).sizes, type(loaded.model).__name__
-        store.keep_dense(
-            score.to_json() | {"seconds": score.seconds, "layers": layers, "architecture": architecture}
-        )  # fmt: skip
+        structure = structure_of(loaded.model)
+        store.keep_dense({
+            **score.to_json(), "seconds": score.seconds, "layers": structure.sizes,
+            "architecture": type(loaded.model).__name__, "megabytes": megabytes(loaded.model),
+            **({} if grid.table is None else {"layer_time": load_table(grid.table).layer_shares(structure)}),
+        })  # fmt: skip
     if save:
         store.forget_unsaved()
     skipped = []
@@ -101,14 +103,14 @@ def describe_planned(record: dict[str, Any]) -> str:
 
 def _finish(store: Store, skipped: list[dict[str, Any]], source: Source) -> dict[str, Any]:
     """The pictures, and the summary of it all."""
-    from shearling.report.curve import curve_chart
-    from shearling.report.sweep_page import sweep_page
+    from shearling.report.page import sweep_page
+    from shearling.report.points import curve_chart
 
     out, dense = store.folder, store.facts["dense"]
     files = {"results": str(out / RESULTS)}
     if store.results:
         title = f"{Path(source.model).name}: {dense['task']}"
-        curve = curve_chart(store.results, dense=dense["value"], title=title)
+        curve = curve_chart(store.results, dense=dense, title=title)
         write_all({out / CURVE: curve, out / PAGE: sweep_page(store.results, store.facts, title=title)})
         files |= {"curve": str(out / CURVE), "report": str(out / PAGE)}
     return {"out": str(out), "dense": dense, "results": store.results, "skipped": skipped, "files": files}

@@ -6,15 +6,21 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from shearling import schema
 from shearling.costs import KINDS
 from shearling.engine.distributed import on_first
 from shearling.errors import OutputError
-from shearling.files import write_whole
+from shearling.files import RECORD, SWEEP, check_folder, write_whole
+from shearling.report.facts import notes_of
 from shearling.workflows.grid import Key, Outcome, key
 
-SETTINGS, RESULTS, CURVE, PAGE, MODELS = "sweep.json", "results.json", "curve.svg", "report.html", "models"
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+SETTINGS, RESULTS = SWEEP
+CURVE, PAGE, MODELS = "curve.svg", "report.html", "models"
 FORMAT = 1
 # Points of other methods, budgets and seeds may be added to a sweep; everything else must stay as it was.
 GROWS = ("methods",)
@@ -27,14 +33,13 @@ class Store:
         self.folder = folder
         self.facts: dict[str, Any] = {"format": FORMAT, "settings": dict(settings), "dense": None}
         self.results: list[dict[str, Any]] = []
-        if folder.exists() and not folder.is_dir():
-            raise OutputError(f"{folder} exists and is a file; choose another --out.")
+        check_folder(folder)
         if force:
             on_first(self._forget)
         if (folder / SETTINGS).is_file():
             self._go_on(settings)
         elif folder.is_dir() and any(folder.iterdir()):
-            raise OutputError(f"{folder} is not empty and holds no sweep; choose another --out.")
+            raise OutputError(f"{folder} is not empty and holds no sweep; choose another place.")
         self.write()
 
     @property
@@ -67,26 +72,20 @@ class Store:
         if (self.folder / SETTINGS).is_file():
             for name in (RESULTS, CURVE, PAGE, SETTINGS):
                 (self.folder / name).unlink(missing_ok=True)
-            shutil.rmtree(self.folder / MODELS, ignore_errors=True)
+            for record in (self.folder / MODELS).glob(f"*/{RECORD}"):
+                shutil.rmtree(record.parent, ignore_errors=True)
 
     def _go_on(self, settings: Mapping[str, Any]) -> None:
-        facts, results = (_read(self.folder / name) for name in (SETTINGS, RESULTS))
-        try:
-            before = facts["settings"]
-            changed = [n for n in sorted({*before, *settings} - {*GROWS}) if before.get(n) != settings.get(n)]
-            both = before["methods"].keys() & settings["methods"].keys()
-            changed += [f"methods.{m}" for m in sorted(both) if before["methods"][m] != settings["methods"][m]]
-            self.results = [r for r in results if key(r["method"], r["constraint"], r["seed"]) and "value" in r]
-            self.facts["dense"] = facts["dense"]
-            if not _sound(facts["dense"], self.results):
-                raise TypeError
-        except (KeyError, TypeError, AttributeError):
-            raise OutputError(f"The sweep in {self.folder} was changed by hand; start afresh with --force.") from None
+        facts, self.results = schema.SWEEP.read(self.folder / SETTINGS), schema.RESULTS.read(self.folder / RESULTS)
+        self.facts["dense"], before = facts["dense"], facts["settings"]
+        changed = [n for n in sorted({*before, *settings} - {*GROWS}) if before.get(n) != settings.get(n)]
+        both = before["methods"].keys() & settings["methods"].keys()
+        changed += [f"methods.{m}" for m in sorted(both) if before["methods"][m] != settings["methods"][m]]
         if changed:
             told = ", ".join(f"{name} {_short(before, name)} (now {_short(settings, name)})" for name in changed)
             raise OutputError(
                 f"{self.folder} holds a sweep with other settings: {told}. Give the same ones to go on with it, choose "
-                "another --out, or start afresh with --force."
+                "another place, or start afresh with force (--force, force=True)."
             )
         self.facts["settings"]["methods"] = before["methods"] | settings["methods"]
 
@@ -113,10 +112,16 @@ def record_of(outcome: Outcome, dense: float) -> dict[str, Any]:
         "stages": {name: seconds for name, seconds in report["seconds"].items() if name != "total"},
         "evaluate_seconds": score.seconds,
         "layers": report["layers"],
-        "notes": report["warnings"] + [f"{r['sublayer']}: {r['note']}" for r in report["repairs"] if r["note"]],
+        "megabytes": megabytes(pruned.model),
+        "notes": notes_of(report),
         **({"em": round(score.em, 4)} if score.em is not None else {}),
         **({"timing": latency} if latency else {}),
     }
+
+
+def megabytes(model: PreTrainedModel) -> float:
+    """The size of a model's weights."""
+    return float(sum(p.numel() * p.element_size() for p in model.parameters())) / 1e6
 
 
 def write_all(texts: Mapping[Path, str]) -> None:
@@ -127,19 +132,6 @@ def write_all(texts: Mapping[Path, str]) -> None:
             write_whole(path, text)
 
     on_first(write)
-
-
-def _sound(dense: Any, results: list[Any]) -> bool:
-    """Whether scores and times are numbers, where tables and pictures need them."""
-    rows = [*results, *([] if dense is None else [dense])]
-    return all(type(row[name]) in (int, float) for row in rows for name in ("value", "seconds"))
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise OutputError(f"Cannot go on with the sweep: {path}: {error}. Start afresh with --force.") from None
 
 
 def _short(settings: Mapping[str, Any], name: str) -> str:

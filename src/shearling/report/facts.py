@@ -1,0 +1,313 @@
+"""What a record has to say, worked out once: the rows that terminal, page and model card lay out."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+KINDS = {"flops": "FLOPs", "params": "parameters", "latency": "latency"}
+COSTS = {
+    "flops": "FLOPs, layers",
+    "flops_model": "FLOPs, whole model",
+    "params": "parameters, layers",
+    "params_model": "parameters, whole model",
+}
+SMALL = ("FLOPs, whole model", "parameters, layers", "parameters", "FLOPs, one example")  # rows that are no cards
+UNKNOWN = "not measured"
+FOOTNOTE = "FLOPs are counted as multiply-accumulates (MACs) of one example of the sample's mean length."
+AGREEMENT = {
+    "equal": "predictions that are equal",
+    "cosine": "mean cosine of the embeddings",
+    "spearman": "Spearman correlation of the outputs",
+    "perplexity": "perplexity, pruned over dense",
+}
+PROPORTIONS = ("accuracy", "em", "exact match", "r@1")  # shares of examples that are right
+CORRELATIONS = ("spearman", "pearson")
+
+
+class Row(NamedTuple):
+    """One line of the comparison between dense and pruned; all of it words."""
+
+    name: str
+    dense: str
+    pruned: str
+    change: str
+    note: str = ""
+
+
+class Card(NamedTuple):
+    """A big number: what it is, the number, and words below."""
+
+    name: str
+    number: str
+    below: str = ""
+
+
+class Layer(NamedTuple):
+    """What is left of one layer: (left, total) by kind, and its share of the dense model's time where known."""
+
+    depth: int
+    units: dict[str, tuple[int, int]]
+    time: float | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything there is to show of one model, or of two side by side."""
+
+    title: str
+    columns: tuple[str, str] = ("dense", "pruned")
+    cards: Sequence[Card] = ()
+    rows: Sequence[Row] = ()
+    layers: Sequence[Layer] = ()
+    told: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+
+def facts_of(record: Mapping[str, Any]) -> Facts:
+    """The facts of a record: `shearling.json`, or what `prune --json` prints."""
+    rows = [*map(_score_row, scores_of(record)), *_agreement(record.get("agreement"))]
+    rows += _timing_rows(record.get("timing") or record.get("latency"))
+    for key, name in COSTS.items():
+        cost = record[key]
+        rows.append(Row(name, short(cost["dense"]), short(cost["pruned"]), f"{cost['ratio']:.1%}"))
+    seconds = sum(spent for name, spent in record["seconds"].items() if name != "total")
+    took = Card("time to prune", f"{seconds:.1f} s", count(record["sample"]["examples"], "example"))
+    return Facts(
+        title_of(record),
+        cards=[*(card_of(row) for row in rows if row.name not in SMALL), took],
+        rows=rows,
+        layers=layers_of(record["layers"], record["dense_layers"], (record.get("latency") or {}).get("layer_time")),
+        told=_told(record),
+        notes=notes_of(record),
+    )
+
+
+def facts_of_comparison(found: Mapping[str, Any]) -> Facts:
+    """The facts of two models side by side: what `compare --json` prints."""
+    a, b = found["models"]
+    names = tuple(str(side["model"]).rstrip("/").rpartition("/")[2] for side in (a, b))
+    rows = []
+    if a["value"] is not None and b["value"] is not None:
+        score = {"task": found["task"], "metric": found["metric"], "examples": found["examples"]}
+        rows.append(_score_row(score | {"dense": a["value"], "value": b["value"]}))
+    alike = found["agreement"]
+    agreement = _agreement(alike and {"kind": alike["measure"], "value": alike["value"], "examples": alike["count"]})
+    shape = " x ".join(map(str, found["batch"]))
+    rows += [
+        *agreement,
+        Row(f"latency, {shape}", f"{a['milliseconds']:.2f} ms", f"{b['milliseconds']:.2f} ms",
+            faster(b["milliseconds"] / a["milliseconds"]), f"in turns on {found['device']}"),
+        Row("size on disk", f"{a['bytes'] / 1e6:.1f} MB", f"{b['bytes'] / 1e6:.1f} MB", _share(b["bytes"], a["bytes"])),
+        Row("parameters", short(a["params"]), short(b["params"]), _share(b["params"], a["params"])),
+        Row("FLOPs, one example", short(a["macs"]), short(b["macs"]), _share(b["macs"], a["macs"])),
+    ]  # fmt: skip
+    notes = [] if alike else ["no agreement: the two do not read the same tokens, or give different outputs"]
+    cards = [card_of(row) for row in rows if row.name not in SMALL]
+    return Facts(f"{names[0]} and {names[1]}", (names[0], names[1]), cards, rows, notes=notes)
+
+
+def card_of(row: Row) -> Card:
+    """A row as a big number."""
+    if row.name.startswith("latency") and row.change:
+        return Card("speed, measured", row.change, row.name.removeprefix("latency, "))
+    number = row.pruned if row.dense in ("", UNKNOWN) else f"{row.dense} → {row.pruned}"
+    return Card(row.name, number, row.note or f"{row.change} of dense")
+
+
+def title_of(record: Mapping[str, Any]) -> str:
+    """`bert-base-uncased, pruned to 50% of its FLOPs`, and whether it was retrained."""
+    base = str(record.get("base") or record["model_type"]).rstrip("/").rpartition("/")[2]
+    return f"{base}, pruned to {constraint_of(record)}" + (" and retrained" if record.get("retrained") else "")
+
+
+def constraint_of(record: Mapping[str, Any], of: str = " of its ") -> str:
+    """`50% of its FLOPs and 60% of its parameters`."""
+    return " and ".join(f"{100 * ratio:.4g}%{of}{KINDS.get(k, k)}" for k, ratio in record["constraint"].items())
+
+
+def scores_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every score of the pruned model, the latest of a task: {task, metric, value, examples} and perhaps dense, em."""
+    found = {one["task"]: dict(one) for one in record.get("evaluations") or ()}
+    here = record.get("evaluation")
+    if here and here["task"] not in found:
+        found[here["task"]] = {**here, "value": here["pruned"]}
+    drop = record.get("max_drop")
+    if drop and not found:
+        found[""] = {"task": "", **{name: drop[name] for name in ("metric", "dense", "value", "examples")}}
+    return list(found.values())
+
+
+def interval(metric: str, value: float, examples: int) -> tuple[float, float] | None:
+    """Where 95 of 100 samples of this size would put the score; None for metrics without a simple answer.
+
+    Wilson's interval for shares of right answers, Fisher's z for correlations; scores in points.
+    """
+    if metric in PROPORTIONS and examples > 0 and 0 <= value <= 100:
+        share, z = value / 100, 1.96
+        middle = (share + z * z / (2 * examples)) / (1 + z * z / examples)
+        half = z * math.sqrt(share * (1 - share) / examples + z * z / (4 * examples**2)) / (1 + z * z / examples)
+        return 100 * (middle - half), 100 * (middle + half)
+    if metric in CORRELATIONS and examples > 3 and -100 < value < 100:
+        z, half = math.atanh(value / 100), 1.96 / math.sqrt(examples - 3)
+        return 100 * math.tanh(z - half), 100 * math.tanh(z + half)
+    return None
+
+
+def notes_of(record: Mapping[str, Any]) -> list[str]:
+    """Every remark once; those about sublayers gathered, and none about sublayers that lost nothing."""
+    remarks: dict[str, list[str]] = {}
+    repairs = record.get("repairs") or []
+    times = Counter(repair["sublayer"] for repair in repairs)  # an encoder and a decoder share names
+    for repair in repairs:
+        if repair["note"] and (times[repair["sublayer"]] > 1 or not _untouched(repair["sublayer"], record)):
+            remarks.setdefault(repair["note"], []).append(repair["sublayer"])
+    gathered = [
+        f"{where[0]}: {note}" if len(where) == 1 else f"in {len(where)} of {len(repairs)} sublayers, {note}"
+        for note, where in remarks.items()
+    ]
+    return list(dict.fromkeys([*(record.get("warnings") or ()), *gathered]))
+
+
+def layers_of(
+    layers: Sequence[Mapping[str, int]], dense: Sequence[Mapping[str, int]], time: Sequence[float] | None = None
+) -> list[Layer]:
+    """What is left of every layer."""
+    shares = list(time) if isinstance(time, list) and len(time) == len(dense) else [None] * len(dense)
+    return [
+        Layer(depth, {kind: (now.get(kind, 0), total) for kind, total in before.items()}, share)
+        for depth, (now, before, share) in enumerate(zip(layers, dense, shares, strict=True))
+    ]
+
+
+def kinds_of(layers: Sequence[Layer]) -> list[str]:
+    """The kinds of units that the layers have, in order."""
+    return list(dict.fromkeys(kind for layer in layers for kind in layer.units))
+
+
+def loading(directory: str, record: Mapping[str, Any]) -> str:
+    """How to load a pruned model: ours, and the way people know."""
+    ours = f'import shearling\n\nmodel = shearling.load("{directory}")'
+    name = record.get("auto_class") or record.get("architecture")
+    if name is None:
+        return ours
+    known = f'from transformers import {name}\n\nmodel = {name}.from_pretrained("{directory}")'
+    return f"{ours}\n\n# or, after `import shearling`, like any other model\n{known}"
+
+
+def short(value: float) -> str:
+    """1234567 -> 1.23M."""
+    for limit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "K")):
+        if value >= limit:
+            return f"{value / limit:.3g}{letter}"
+    return f"{value:.4g}"
+
+
+def faster(ratio: float) -> str:
+    """What a share of the dense time means."""
+    return f"{1 / ratio:.2f}x faster" if ratio <= 1 else f"{ratio:.2f}x slower"
+
+
+def count(number: float, word: str) -> str:
+    """`1 thread`, `2 threads`."""
+    return f"{number:,.10g} {word}" + ("" if number == 1 else "es" if word.endswith("s") else "s")
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.1%}" if whole else ""
+
+
+def _score_row(score: Mapping[str, Any]) -> Row:
+    value, dense = score["value"], score.get("dense")
+    around = interval(score["metric"], value, score["examples"])
+    note = f"{score['examples']:,} examples" + (f", 95% interval {around[0]:.1f} to {around[1]:.1f}" if around else "")
+    if "em" in score:
+        note += f", exact match {score['em']:.2f}"
+    name = score["metric"] + (f", {score['task']}" if score["task"] else "")
+    if dense is None:
+        return Row(name, UNKNOWN, f"{value:.2f}", "", note)
+    return Row(name, f"{dense:.2f}", f"{value:.2f}", f"{value - dense:+.2f}", note)
+
+
+def _agreement(found: Mapping[str, Any] | None) -> list[Row]:
+    if not found:
+        return []
+    shown = f"{found['value']:.3f}" if found["kind"] == "perplexity" else f"{found['value']:.2f}%"
+    what = AGREEMENT.get(found["kind"], found["kind"])
+    return [Row("agreement with dense", "", shown, "", f"{what}, {count(found['examples'], 'example')}")]
+
+
+def _timing_rows(timing: Mapping[str, Any] | None) -> list[Row]:
+    """Predicted against measured, and where."""
+    if not timing:
+        return []
+    measured, predicted = timing.get("measured"), timing.get("predicted")
+    told = [] if predicted is None else [f"predicted {predicted:.3f}"]
+    if "batch_size" in timing and "seq_len" in timing:
+        told.append(f"batch {timing['batch_size']}, length {timing['seq_len']}")
+    told += [timing["dtype"]] if "dtype" in timing else []
+    told += [count(timing["threads"], "thread")] if timing.get("threads") else []
+    if timing.get("corrections"):
+        told.append(f"the table was corrected {'once' if timing['corrections'] == 1 else 'twice'}")
+    name, note = f"latency, {timing['device']}", "; ".join(told)
+    if measured is None:
+        return [Row(name, "1", UNKNOWN, "", note)]
+    if "dense_ms" in timing and "pruned_ms" in timing:
+        return [Row(name, f"{timing['dense_ms']:.1f} ms", f"{timing['pruned_ms']:.1f} ms", faster(measured), note)]
+    return [Row(name, "1", f"{measured:.3f}", faster(measured), note)]
+
+
+def _told(record: Mapping[str, Any]) -> dict[str, str]:
+    """Where the model comes from and how it was made."""
+    sample, used, polish = record["sample"], record.get("samples"), record.get("polish")
+    labelled = record.get("settings", {}).get("labels") or record.get("retrained")
+    told = {
+        "pruned from": record.get("base"),
+        "method": record["method"] + (", label-free" if record["method"] == "surgeon" and not labelled else ""),
+        "constraint": constraint_of(record),
+        "sample": f"{count(sample['examples'], 'example')}, {sample['mean_length']:.0f} tokens on average, seed "
+        f"{record.get('seed')}, sha256 {str(sample['fingerprint'])[:16]}",
+        "examples": used
+        and f"{used['used']:,} of {used.get('given', used['used']):,}"
+        + (f": {used['why']}" if used.get("why") else ""),
+        "polish": polish and _polish(polish),
+        "retraining": record.get("retrained") and retraining_of(record["retrained"]),
+        "seconds": "  ".join(f"{name} {seconds:.2f}" for name, seconds in record["seconds"].items()),
+        "made with": ", ".join(f"{name} {version}" for name, version in record.get("versions", {}).items()),
+    }
+    return {name: str(words) for name, words in told.items() if words}
+
+
+def _polish(found: Mapping[str, Any]) -> str:
+    told = [count(found["passes"], "pass")] if "passes" in found else []
+    told += [f"over {count(found['examples'], 'example')}"] if "examples" in found else []
+    if "before" in found and "after" in found:
+        told.append(f"judge {found['before']:.4g} -> {found['after']:.4g}")
+    return ", ".join([*told, *([f"{found['seconds']:.1f} s"] if "seconds" in found else [])])
+
+
+def retraining_of(found: Mapping[str, Any]) -> str:
+    """`3 epochs over 67,349 examples of sst2; accuracy 80.05 -> 86.70`, with the teacher where there was one."""
+
+    def number(name: str) -> str:
+        value = found.get(name)
+        return f"{value:,.10g}" if isinstance(value, (int, float)) else str(value)
+
+    words = f"{number('epochs')} epochs over {number('examples')} examples of {found.get('task')}"
+    words += ", with a teacher" if found.get("teacher") else ""
+    before, after = found.get("before"), found.get("after")
+    return words + (f"; {after['metric']} {before['value']:.2f} -> {after['value']:.2f}" if before and after else "")
+
+
+def _untouched(sublayer: str, record: Mapping[str, Any]) -> bool:
+    """Whether a sublayer, by its name (`heads of layer 3`), still has every unit."""
+    found = re.fullmatch(r"(\w+) of layer (\d+)", sublayer)
+    if found is None or int(found[2]) >= len(record["layers"]):
+        return False
+    kind, depth = found[1], int(found[2])
+    total = record["dense_layers"][depth].get(kind)
+    return total is not None and record["layers"][depth].get(kind) == total

@@ -1,0 +1,126 @@
+"""The points of a sweep: seeds gathered, the one to recommend, and the chart of them all."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from shearling.report.charts import Level, Point, Series, chart
+from shearling.report.facts import KINDS, constraint_of
+
+Result = Mapping[str, Any]
+
+
+def grouped(results: Sequence[Result]) -> list[list[Result]]:
+    """The seeds of one method and budget together; methods in the order they came, large budgets first."""
+    groups: dict[tuple[Any, ...], list[Result]] = {}
+    for row in results:
+        groups.setdefault((row["method"], *sorted(row["constraint"].items())), []).append(row)
+    order = {method: i for i, method in enumerate(dict.fromkeys(row["method"] for row in results))}
+    return sorted(groups.values(), key=lambda g: (order[g[0]["method"]], -g[0]["flops"]))
+
+
+def pick(results: Sequence[Result]) -> Result | None:
+    """The smallest model that loses at most one point on average; None where none does."""
+    fine = [group for group in grouped(results) if change(group) >= -1]
+    return min((group[0] for group in fine), key=lambda row: float(row["flops"]), default=None)
+
+
+def change(group: Sequence[Result]) -> float:
+    """Points won (or lost) against dense; a perplexity wins by falling."""
+    sign = -1 if group[0]["metric"] == "perplexity" else 1
+    return sign * (fmean(row["value"] for row in group) - float(group[0]["dense"]))
+
+
+def series_of(results: Sequence[Result], kind: str = "flops") -> list[Series]:
+    """One series a method; a point is the mean over its seeds, its band the smallest and largest value."""
+    groups: dict[str, dict[float, list[float]]] = {}
+    for row in results:
+        x = place(row, kind)
+        if x is not None:
+            groups.setdefault(row["method"], {}).setdefault(x, []).append(row["value"])
+    return [
+        Series(method, [_point(x, found[x]) for x in sorted(found)]) for method, found in groups.items()
+    ]  # fmt: skip
+
+
+def place(row: Result, kind: str) -> float | None:
+    """Where a point stands on an axis: what was asked of this kind, else what was measured; megabytes as they are."""
+    if kind == "latency":
+        timing = row.get("timing") or {}
+        return timing.get("measured")
+    return row.get(kind)
+
+
+def charts_of(results: Sequence[Result], dense: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The chart on every axis that the points have: (name, SVG), what was asked for first."""
+    kinds = {"flops": "FLOPs", "params": "parameters", "latency": "measured latency", "megabytes": "MB"}
+    first = asked_kind(results)
+    names = sorted(kinds, key=lambda kind: kind != first)
+    shown = [k for k in names if (k == first or k != "params") and any(place(r, k) is not None for r in results)]
+    return [(kinds[kind], curve_chart(results, dense=dense, kind=kind, standalone=False)) for kind in shown]
+
+
+def curve_chart(
+    results: Sequence[Result],
+    *,
+    dense: float | Mapping[str, Any],
+    title: str = "",
+    kind: str | None = None,
+    standalone: bool = True,
+) -> str:
+    """The metric against a cost, dense at 100%; `dense` is the unpruned model's metric, or its facts in sweep.json."""
+    facts = dense if isinstance(dense, Mapping) else {"value": dense}
+    value, metric, axis = float(facts["value"]), str(results[0]["metric"]), kind or asked_kind(results)
+    levels = [Level(value, f"dense {value:.2f}", strong=True)]
+    if metric != "perplexity":  # points of a metric out of 100; a perplexity has none
+        levels.append(Level(value - 1, "1 point below"))
+    marked = []
+    best = pick(results) if all("constraint" in row for row in results) else None
+    if best is not None and (at := place(best, axis)) is not None:
+        same = [row["value"] for row in results if all(row[part] == best[part] for part in ("method", "constraint"))]
+        marked = [(at, fmean(same), "recommended")]
+    whole = facts.get("megabytes") if axis == "megabytes" else 1.0
+    series = series_of(results, axis)
+    if whole is not None:
+        series.append(Series("dense", [Point(float(whole), value)], line=False))
+    return chart(
+        series,
+        levels=levels,
+        marked=marked,
+        title=title,
+        x_label="weights, MB" if axis == "megabytes" else f"{KINDS.get(axis, axis)}, of dense",
+        y_label=metric,
+        x_format="{:g}".format if axis == "megabytes" else "{:.0%}".format,
+        standalone=standalone,
+    )
+
+
+def asked_kind(results: Sequence[Result]) -> str:
+    """What the budgets are ratios of; FLOPs where a sweep mixes several kinds."""
+    kinds = {name for row in results for name in row.get("constraint", {"flops": 0})}
+    return kinds.pop() if len(kinds) == 1 else "flops"
+
+
+def asked_of(row: Result) -> str:
+    """`50% FLOPs`."""
+    return constraint_of(row, of=" ")
+
+
+def command_of(row: Result, settings: Mapping[str, Any], out: str) -> str:
+    """The command that makes a point's model."""
+    asked = " ".join(f"--{kind} {ratio:g}" for kind, ratio in row["constraint"].items())
+    data = "" if settings["data"] == "Hub" else f"--data {shlex.quote(settings['data'])} "
+    return (
+        f"shearling prune {shlex.quote(settings['model'])} \\\n"
+        f"    {data}--task {settings['task']} --samples {settings['samples']} \\\n"
+        f"    {asked} --method {row['method']} --seed {row['seed']} --out {shlex.quote(out)}"
+    )
+
+
+def _point(x: float, values: Sequence[float]) -> Point:
+    if len(values) == 1:
+        return Point(x, values[0])
+    return Point(x, fmean(values), min(values), max(values))

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 
+from folders import TEXTS, rows_file
+from shearling.cli import run
 from shearling.data import find_task
 from shearling.evaluation.exam import _place
 from shearling.workflows.source import SCORED_TOKENS, Source
@@ -29,3 +34,27 @@ def test_a_model_is_scored_where_it_is_unless_told(monkeypatch: pytest.MonkeyPat
     assert _place(model, None, cpu) == cpu
     assert _place(model, "cpu", cpu) == cpu
     assert _place(model, "auto", cpu).type == "cuda"
+
+
+ODD = "".join(json.dumps({"text": text, "label": f"genre {n}"}) + "\n" for n, text in enumerate(TEXTS * 2))
+
+
+@pytest.mark.parametrize("command", ["prune", "sweep"])
+@pytest.mark.parametrize("task", [(), ("--task", "classification")])
+def test_labels_that_no_method_uses_are_not_looked_at(
+    dense: Path, tmp_path: Path, task: tuple[str, ...], command: str
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(ODD)
+    scored = ("--eval", str(rows_file(tmp_path / "dev.jsonl"))) if command == "sweep" else ()
+    options = ["--data", str(tmp_path / "rows.jsonl"), *task, *scored, "--flops", "0.5", "--device", "cpu", "--quiet"]
+    assert run([command, str(dense), *options, "--out", str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.parametrize("options", [("--labels",), ("--method", "paper")])
+def test_labels_that_are_used_must_fit(
+    dense: Path, tmp_path: Path, options: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.jsonl").write_text(ODD)
+    command = ["prune", str(dense), "--data", str(tmp_path / "rows.jsonl"), "--flops", "0.5", "--device", "cpu"]
+    assert run([*command, *options, "--out", str(tmp_path / "out")]) == 2
+    assert "genre 0" in capsys.readouterr().err

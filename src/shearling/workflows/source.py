@@ -19,13 +19,14 @@ from shearling.engine.progress import Watcher
 from shearling.errors import ConstraintError, DataError, ModelError, ShearlingError
 from shearling.latency.meet import checked_table
 from shearling.latency.table import load_table
-from shearling.methods import Method, Surgeon
+from shearling.methods import Method
 from shearling.pipeline import SAMPLES, Plan, Pruned, measure
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from shearling.data import Batches, Rows, Task
+    from shearling.data.encoder import Labels
     from shearling.evaluation.exam import Evaluation, Exam
     from shearling.workflows.max_drop import Drop
 
@@ -104,7 +105,7 @@ class Target:
         return self
 
 
-def read_source(source: Source, *, labels: bool) -> Loaded:
+def read_source(source: Source, *, labels: Labels) -> Loaded:
     """Load the model, its tokenizer and a sample of the data."""
     from shearling.data import find_task, infer_task
 
@@ -121,7 +122,7 @@ def read_source(source: Source, *, labels: bool) -> Loaded:
 
 
 def sample_batches(
-    source: Source, rows: Rows, tokenizer: PreTrainedTokenizerBase, task: Task, config: Any, *, labels: bool
+    source: Source, rows: Rows, tokenizer: PreTrainedTokenizerBase, task: Task, config: Any, *, labels: Labels
 ) -> Batches:
     """Draw the sample that the source asks for."""
     from shearling.data import encode
@@ -135,7 +136,7 @@ def sample_batches(
         batch_size=source.examples_per_batch,
         samples=source.samples,
         seed=source.seed,
-        labels="require" if labels else "optional",
+        labels=labels,
         text_columns=source.text_columns,
         label_column=source.label_column,
     )
@@ -166,7 +167,7 @@ def measure_source(
     source: Source, method: Method, *, target: Target | None = None, watcher: Watcher | None = None
 ) -> tuple[Plan, Loaded]:
     """Read a source and measure it, once it is clear that the target's latency table is of this model."""
-    loaded = read_source(source, labels=needs_labels(method, source))
+    loaded = read_source(source, labels=labels_for(method))
     if target is not None:
         checked_table(target.table, target.latency, loaded.model)
     plan = measure(
@@ -292,8 +293,7 @@ def known_dense(record: dict[str, Any], score: dict[str, Any]) -> float | None:
     return None
 
 
-def needs_labels(method: Method, source: Source) -> bool:
-    """Labels are asked for where the method uses them and the task has any."""
-    if isinstance(method, Surgeon):
-        return method.labels
-    return source.task not in ("embedding", "lm", None)
+def labels_for(*methods: Method) -> Labels:
+    """What to do about the data's labels: none that no method uses is looked at."""
+    wants = {method.wants_labels for method in methods}
+    return "require" if "require" in wants else "optional" if "prefer" in wants else "ignore"

@@ -19,7 +19,7 @@ from shearling.methods import Method
 from shearling.models.structure import structure_of
 from shearling.pipeline import Plan, measure
 from shearling.workflows.grid import Grid, Outcome, outcomes
-from shearling.workflows.source import Loaded, Source, exam_of, keep, needs_labels, read_source, sample_batches
+from shearling.workflows.source import Loaded, Source, exam_of, keep, labels_for, read_source, sample_batches
 from shearling.workflows.sweep_folder import CURVE, MODELS, PAGE, RESULTS, Store, write_all
 
 
@@ -81,7 +81,7 @@ def planned(source: Source, grid: Grid, *, evaluation: str | None = None, limit:
 def _read(source: Source, grid: Grid, evaluation: str | None, limit: int | None) -> tuple[Loaded, Exam]:
     """The model, its data and its exam, once it is clear that the grid makes sense for them."""
     grid.checked()
-    loaded = read_source(source, labels=any(needs_labels(method, source) for method in grid.methods.values()))
+    loaded = read_source(source, labels=labels_for(*grid.methods.values()))
     if grid.table is not None:
         check_fits(load_table(grid.table), structure_of(loaded.model))
     return loaded, exam_of(source, loaded, evaluation, limit=limit)
@@ -159,8 +159,9 @@ def _plan(source: Source, loaded: Loaded, watcher: Watcher | None, method: Metho
     batches = loaded.batches
     if seed != source.seed:
         drawn, config = replace(source, seed=seed), loaded.model.config
-        labels = needs_labels(method, source)
-        batches = sample_batches(drawn, loaded.rows, loaded.tokenizer, loaded.task, config, labels=labels)
+        batches = sample_batches(
+            drawn, loaded.rows, loaded.tokenizer, loaded.task, config, labels=labels_for(method)
+        )
     return measure(
         loaded.model,
         batches,

@@ -91,8 +91,13 @@ Columns = dict[str, list[Any]]
 
 def _text_lines(stream: IO[bytes]) -> Iterator[str]:
     """The lines with their ends kept; a byte-order mark is not part of the text."""
-    for number, line in enumerate(io.TextIOWrapper(stream, encoding="utf-8", newline="")):
-        yield line.removeprefix(_BOM) if number == 0 else line
+    text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
+    try:
+        for number, line in enumerate(text):
+            yield line.removeprefix(_BOM) if number == 0 else line
+    finally:
+        if not stream.closed:
+            text.detach()  # it is closed where it was opened
 
 
 def _read_jsonl(stream: IO[bytes], path: Path, limit: int | None) -> Columns:

@@ -18,6 +18,7 @@ from shearling.engine.progress import Stages
 from shearling.engine.repair import walk
 from shearling.methods.counts import allocate_counts
 from shearling.methods.method import Evidence, Repaired, WantsLabels
+from shearling.methods.ranges import DAMPING, check_options
 from shearling.methods.select import best, prices, searched, uniform_counts
 from shearling.models.structure import Structure
 from shearling.models.sublayer import Sublayer
@@ -41,6 +42,7 @@ class Paper:
 
     importance  what a unit is worth in the search
     allocation  `searched` (Alg. 1, 2), or `uniform`: the same ratio in every layer
+    damp        of the tuning (Eq. 27): 0 to 1e6
     precision   of the passes that tune, on a GPU; those that choose units stay at TF32 or better (docs/performance.md)
     drop_sublayers  where the layers' overheads alone exceed a latency, drop whole sublayers until they do not
     """
@@ -54,6 +56,9 @@ class Paper:
     damp: float = DAMP
     drop_sublayers: bool = True
     precision: Precision = "bfloat16"
+
+    def __post_init__(self) -> None:
+        check_options(self, {"damp": DAMPING})
 
     @property
     def wants_labels(self) -> WantsLabels:

@@ -159,9 +159,7 @@ def _plan(source: Source, loaded: Loaded, watcher: Watcher | None, method: Metho
     batches = loaded.batches
     if seed != source.seed:
         drawn, config = replace(source, seed=seed), loaded.model.config
-        batches = sample_batches(
-            drawn, loaded.rows, loaded.tokenizer, loaded.task, config, labels=labels_for(method)
-        )
+        batches = sample_batches(drawn, loaded.rows, loaded.tokenizer, loaded.task, config, labels=labels_for(method))
     return measure(
         loaded.model,
         batches,

@@ -25,7 +25,7 @@ from shearling.costs import (
     sequence_lengths,
     whole_macs,
 )
-from shearling.engine.distributed import rank_and_world
+from shearling.engine.distributed import fail_together, rank_and_world
 from shearling.engine.hooks import device_of
 from shearling.engine.memory import bounded, with_halving
 from shearling.engine.progress import Stages, Watcher
@@ -82,6 +82,7 @@ class Plan:
     watcher: Watcher | None = None
     batch_size: int = 32  # of the batches as they were given
 
+    @fail_together()
     def prune(
         self,
         *,
@@ -210,6 +211,7 @@ class Plan:
         )
 
 
+@fail_together()
 def measure(
     model: PreTrainedModel,
     data: Any,
@@ -253,6 +255,7 @@ def measure(
     return Plan(structure, sample, chosen, evidence, seed, lengths, seconds, warnings, watcher, given.largest)
 
 
+@fail_together()
 def prune(
     model: PreTrainedModel,
     data: Any,

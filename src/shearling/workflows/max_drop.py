@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from shearling.costs import KINDS
+from shearling.engine.distributed import on_first
 from shearling.engine.progress import Watcher
 from shearling.errors import ConstraintError, InputError
 from shearling.evaluation.exam import Exam
@@ -64,7 +65,7 @@ class Drop:
     def meet(self, plan: Plan, target: Target, exam: Exam, watcher: Watcher | None = None) -> Pruned:
         """The smallest model found that stays within the drop; its report lists every budget tried."""
         progress = None if watcher is None else partial(watcher, "evaluate")
-        dense = exam.take(plan.structure.model, progress=progress)
+        dense = on_first(lambda: exam.take(plan.structure.model, progress=progress))
         sign = -1 if dense.metric == "perplexity" else 1
 
         def attempt(budget: float) -> tuple[Pruned | None, Tried]:
@@ -72,7 +73,7 @@ class Drop:
                 pruned = cut(plan, self._aim(target, budget))
             except ConstraintError as error:  # too small to be met at all
                 return None, Tried(budget, None, None, False, str(error))
-            value = exam.take(pruned.model, progress=progress).value
+            value = on_first(lambda: exam.take(pruned.model, progress=progress)).value
             lost = sign * (dense.value - value)
             return pruned, Tried(budget, value, lost, lost <= self.points + 1e-9)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shearling._version import versions
+from shearling.engine.distributed import on_first
 from shearling.engine.progress import Watcher
 from shearling.evaluation.exam import Exam
 from shearling.files import weights_digest
@@ -43,7 +44,8 @@ def sweep_source(
         **versions(),
     }
     if store.facts["dense"] is None:
-        score = exam.take(loaded.model, progress=None if watcher is None else partial(watcher, "dense"))
+        progress = None if watcher is None else partial(watcher, "dense")
+        score = on_first(lambda: exam.take(loaded.model, progress=progress))
         layers, architecture = structure_of(loaded.model).sizes, type(loaded.model).__name__
         store.keep_dense(
             score.to_json() | {"seconds": score.seconds, "layers": layers, "architecture": architecture}

@@ -179,3 +179,13 @@ def test_what_cannot_be_read_is_named(sounds: Path, pictures: Path, tmp_path: Pa
     model, processor = vit_directory(tmp_path / "vit")
     with pytest.raises(DataError, match=r"row 1 of .* is not an image"):
         encode(read_rows(tmp_path / "empty"), processor, "classification", model_config=model.config, labels="optional")
+
+
+def test_compare_bare_models_of_images(pictures: Path, tmp_path: Path) -> None:
+    _, processor = vit_directory(tmp_path / "vit")
+    transformers.ViTModel(tiny_model("vit").config).save_pretrained(tmp_path / "bare")
+    processor.save_pretrained(tmp_path / "bare")
+    bare = str(tmp_path / "bare")
+    result = compare(bare, bare, str(pictures), batch_size=32, rounds=2, device="cpu")
+    assert result.agreement is not None
+    assert (result.agreement.measure, round(result.agreement.value, 3)) == ("cosine", 100)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -58,3 +59,57 @@ def test_labels_that_are_used_must_fit(
     command = ["prune", str(dense), "--data", str(tmp_path / "rows.jsonl"), "--flops", "0.5", "--device", "cpu"]
     assert run([*command, *options, "--out", str(tmp_path / "out")]) == 2
     assert "genre 0" in capsys.readouterr().err
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading weights takes long: whatever can be known before is said before."""
+    import transformers
+
+    def read(*args: object, **options: object) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "from_pretrained", read)
+
+
+EARLY = {
+    "prune": ["--data", "{data}", "--flops", "0.5", "--out", "{out}"],
+    "sweep": ["--data", "{data}", "--eval", "{data}", "--out", "{out}"],
+    "evaluate": ["--data", "{data}"],
+    "retrain": ["--data", "{data}", "--out", "{out}"],
+}
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("command", EARLY)
+def test_a_missing_file_is_found_before_the_weights_are_read(
+    command: str, dense: Path, pruned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = pruned if command == "retrain" else dense
+    options = [word.format(data=tmp_path / "none.jsonl", out=tmp_path / "out") for word in EARLY[command]]
+    assert run([command, str(model), *options, "--device", "cpu"]) == 2
+    assert "there is no file" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_a_missing_eval_file_is_found_before_the_weights_are_read(
+    dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = ["--data", str(rows_file(tmp_path / "rows.jsonl")), "--eval", str(tmp_path / "none.jsonl")]
+    for command in (["prune", str(dense), *data, "--max-drop", "1"], ["sweep", str(dense), *data]):
+        assert run([*command, "--out", str(tmp_path / "out"), "--device", "cpu"]) == 2
+        assert "there is no file" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_weights")
+@pytest.mark.parametrize("command", ["prune", "sweep", "profile"])
+def test_an_unsupported_family_is_found_before_the_weights_are_read(
+    command: str, dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(dense, tmp_path / "model"))
+    (folder / "config.json").write_text(json.dumps({"model_type": "mamba", "architectures": ["MambaForCausalLM"]}))
+    data = ["--data", str(rows_file(tmp_path / "rows.jsonl"))] if command != "profile" else []
+    data += ["--flops", "0.5"] if command == "prune" else []
+    assert run([command, str(folder), *data, "--out", str(tmp_path / "out"), "--device", "cpu"]) == 2
+    assert "'mamba'" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -173,9 +172,7 @@ def _meeting_place(device: torch.device) -> torch.device:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error itself, or one that says the same and can be sent to another process."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return ShearlingError(f"{type(error).__name__}: {error}")
-    return error
+    """The error itself, or, where another process might not be able to rebuild it, one that says the same."""
+    if type(error).__module__ in ("builtins", "shearling.errors"):
+        return error
+    return ShearlingError(f"{type(error).__name__}: {error}")

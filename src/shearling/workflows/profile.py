@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from shearling.checkpoint.pretrained import load_model
+from shearling.checkpoint.pretrained import check_prunable, load_model
 from shearling.engine.progress import Watcher, silent
 from shearling.errors import OutputError
 from shearling.files import check_permission, writing
@@ -43,6 +43,7 @@ def profile_source(
     if picture is not None:
         _check_place(picture, force=force)
         check_picture(picture)
+    check_prunable(model, trust_remote_code=setting.trust_remote_code)
     loaded = load_model(model, device=setting.device, dtype=setting.dtype, trust_remote_code=setting.trust_remote_code)
     table = profile(
         loaded,

@@ -20,7 +20,16 @@ from shearling.methods import Method
 from shearling.models.structure import structure_of
 from shearling.pipeline import Plan, measure
 from shearling.workflows.grid import Grid, Outcome, outcomes
-from shearling.workflows.source import Loaded, Source, exam_of, keep, labels_for, read_source, sample_batches
+from shearling.workflows.source import (
+    Loaded,
+    Source,
+    check_early,
+    exam_of,
+    keep,
+    labels_for,
+    read_source,
+    sample_batches,
+)
 from shearling.workflows.sweep_folder import CURVE, MODELS, PAGE, RESULTS, Store, write_all
 
 
@@ -50,18 +59,17 @@ def sweep_source(
         store.keep_dense(
             score.to_json() | {"seconds": score.seconds, "layers": layers, "architecture": architecture}
         )  # fmt: skip
-    if save:
-        store.forget_unsaved()
     skipped = []
     plan_of = partial(_plan, source, loaded, watcher)
-    for outcome in outcomes(plan_of, exam, grid, done=store.done, watcher=watcher):
+    for outcome in outcomes(plan_of, exam, grid, done=store.done(saved=save), watcher=watcher):
         if outcome.pruned is None:
             skipped.append({"method": outcome.method, "constraint": dict(outcome.constraint), "why": outcome.problem})
             continue
-        place = out / MODELS / name_of(outcome) if save else None
-        if place is not None:
+        store.add(outcome)
+        if save:
+            place = out / MODELS / name_of(outcome)
             keep(outcome.pruned, source, loaded, place, force=True)
-        store.add(outcome, saved=place)
+            store.add(outcome, saved=place)
     return _finish(store, skipped, source)
 
 
@@ -83,6 +91,7 @@ def planned(source: Source, grid: Grid, *, evaluation: str | None = None, limit:
 def _read(source: Source, grid: Grid, evaluation: str | None, limit: int | None) -> tuple[Loaded, Exam]:
     """The model, its data and its exam, once it is clear that the grid makes sense for them."""
     grid.checked()
+    check_early(source, evaluation)
     loaded = read_source(source, labels=labels_for(*grid.methods.values()))
     if grid.table is not None:
         check_fits(load_table(grid.table), structure_of(loaded.model))

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from shearling.engine.distributed import on_first
 from shearling.engine.silence import quiet_transformers
 from shearling.errors import OutputError
 from shearling.files import check_permission
+from shearling.hidden import clear_hidden, hidden_beside, put_in_place
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -90,8 +90,9 @@ def whole_directory(target: Path, *, force: bool = False) -> Iterator[Path]:
     check_writable(target, force=force)
     target = target.resolve()  # a link to a directory stays, its target is replaced
     try:
+        clear_hidden(target)
         target.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
+        folder = hidden_beside(target, ".part")
     except OSError as error:
         raise OutputError(f"Cannot write beside {target}: {error.strerror}.") from None
     try:
@@ -99,7 +100,7 @@ def whole_directory(target: Path, *, force: bool = False) -> Iterator[Path]:
         _sync(folder)
         folder.chmod(0o755)
         with _undisturbed():
-            _put_in_place(folder, target)
+            put_in_place(folder, target)
     except (OSError, SafetensorError) as error:  # safetensors tells of a full disk in its own way
         reason = getattr(error, "strerror", None) or error
         raise OutputError(f"Could not write {target}: {reason}. Nothing was left behind.") from error
@@ -139,21 +140,6 @@ def _undisturbed() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
     if came:
         signal.raise_signal(came[0])
-
-
-def _put_in_place(folder: Path, target: Path) -> None:
-    if not target.exists():
-        folder.rename(target)
-        return
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
-    target.rename(aside / "old")
-    try:
-        folder.rename(target)
-    except BaseException:
-        (aside / "old").rename(target)
-        raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _sync(folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,7 @@ from shearling.export.graph import reference
 from shearling.export.inputs import Inputs, inputs_from_rows, inputs_from_tokenizer
 from shearling.export.result import Exported, Measured
 from shearling.files import check_permission, writing
+from shearling.hidden import clear_hidden, hidden_beside
 from shearling.latency.timing import in_turns
 
 if TYPE_CHECKING:
@@ -145,7 +145,8 @@ def beside(out: Path) -> Iterator[Path]:
     """A hidden folder next to the file, gone afterwards whatever happens."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".part", dir=out.parent))
+        clear_hidden(out)
+        folder = hidden_beside(out, ".part")
     except OSError as error:
         raise OutputError(f"Cannot write beside {out}: {error.strerror}.") from None
     try:

@@ -7,7 +7,7 @@ import torch
 
 import shearling
 from shearling.costs import count_macs, flops_limit
-from shearling.errors import ConstraintError, InputError
+from shearling.errors import ConstraintError, InputError, ModelError
 from shearling.methods import Paper, Surgeon, configured, method_of
 from shearling.models.structure import structure_of
 from tiny import batches_of, model_of
@@ -170,3 +170,16 @@ def test_no_damping_ends_on_a_model_with_dead_units(method: Surgeon | Paper) -> 
         model.bert.encoder.layer[0].intermediate.dense.bias[:20] = -9  # GELU of it is zero
     pruned = shearling.prune(model, batches_of(), flops=0.5, method=method)
     assert pruned.report.flops.ratio <= 0.5
+
+
+@pytest.mark.parametrize("method", ["surgeon", "paper"])
+def test_gradients_that_are_not_finite_end_with_an_error(method: str) -> None:
+    model = model_of("bert")
+
+    def overflow(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda gradient: gradient * torch.nan)  # the loss is a number, its gradient is not
+
+    model.classifier.register_forward_hook(overflow)
+    with pytest.raises(ModelError, match="not finite"):
+        shearling.prune(model, batches_of(), flops=0.5, method=method)

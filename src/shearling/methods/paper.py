@@ -16,6 +16,7 @@ from shearling.engine.moments import Moments
 from shearling.engine.precision import Precision
 from shearling.engine.progress import Stages
 from shearling.engine.repair import walk
+from shearling.errors import ModelError
 from shearling.methods.counts import allocate_counts
 from shearling.methods.method import Evidence, Repaired, WantsLabels
 from shearling.methods.ranges import DAMPING, check_options
@@ -75,6 +76,8 @@ class Paper:
                 ),
                 sample,
             )
+        if not all(bool(values.isfinite().all()) for values in gradients):
+            raise ModelError("The gradients of the masks are not finite; half precision may overflow: --dtype float32.")
         return [MaskGradients(values, seed) for values in gradients]
 
     def choose(

@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 SPEC := pyproject.toml constraints.txt
 
-.PHONY: help demo test test-slow lint format types docs docs-serve build check clean
+.PHONY: help demo test test-gpu test-slow lint format types docs docs-serve build check clean
 .DEFAULT_GOAL := help
 
 help: ## show this
@@ -18,7 +18,10 @@ demo: $(VENV)/.demo ## prune a real sentence encoder and compare it with the ori
 	$(BIN)/shearling demo --out demo-output --force
 
 test: $(VENV)/.dev ## the unit suite
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow"
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu"
+
+test-gpu: $(VENV)/.dev ## what only a GPU shows; skipped, and said so, where there is none
+	$(BIN)/python -m pytest -m gpu -rs tests/gpu
 
 test-slow: $(VENV)/.dev ## accuracy and scale checks on the real checkpoints of ../shared, where there are any
 	$(BIN)/python -m pytest -m slow

@@ -1,10 +1,11 @@
-"""Kill prune, save and sweep at random moments, and see that no folder is ever half-written.
+"""Kill every command that writes at random moments, and see that nothing is ever half-written.
 
-    python scripts/kill_test.py --rounds 200
+    python scripts/kill_test.py --rounds 50
 
 Each round forks a process that works on a tiny model, sends it SIGKILL at a moment drawn from the whole of its run, and
-checks what is left: a checkpoint that is absent or loads, a sweep that is absent or goes on. `--interrupt` rounds send
-Ctrl-C instead, which must end the process soon, with exit code 130. Exits with 1 and says which round went wrong.
+checks what is left: the old output is whole, or the new one is. After the last round of a command it runs to its end,
+and nothing hidden is left. Rounds of Ctrl-C must end the process soon, with exit code 130, and leave nothing hidden at
+once. Exits with 1 and says which round went wrong.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import shearling
+import shearling.export.exported
 import shearling.report.record
+import shearling.report.sweep_page
+import shearling.workflows.export
+import shearling.workflows.retrain
 import shearling.workflows.source
 import shearling.workflows.sweep
 from shearling.cli import run
@@ -87,61 +92,81 @@ class Rounds:
         self.model, self.rows, self.log = folder / "dense", folder / "rows.jsonl", folder / "log.txt"
         make_model(self.model)
         make_rows(self.rows)
-        self.common = ["--data", str(self.rows), "--task", "classification", "--device", "cpu", "--quiet"]
-        self.works = {"prune": self.prune, "save": self.save, "sweep": self.sweep}
-        self.lasting: dict[str, float] = {}
-        self.seen = {"absent": 0, "complete": 0, "left over": 0}
-
-    def prune(self) -> int:
-        """Write over what is there."""
-        return run(["prune", str(self.model), *self.common, "--flops", "0.5", "--out", str(self.out), "--force"])
-
-    def sweep(self) -> int:
-        """Go on where the last one was killed."""
+        self.out = {name: folder / name for name in ("small", "sweep", "table.json", "program.pt2", "again", "scored")}
+        common = ["--data", str(self.rows), "--task", "classification", "--device", "cpu", "--quiet"]
         points = ["--eval", str(self.rows), "--flops", "0.8,0.6,0.4", "--save"]
-        return run(["sweep", str(self.model), *self.common, *points, "--out", str(self.folder / "sweep")])
+        timing = ["--batch-size", "2", "--seq-len", "8", "--budget", "1", "--device", "cpu", "--quiet", "--force"]
+        self.commands = {
+            "prune": ["prune", self.model, *common, "--flops", "0.5", "--out", self.out["small"], "--force"],
+            "sweep": ["sweep", self.model, *common, *points, "--out", self.out["sweep"]],
+            "profile": ["profile", self.model, *timing, "--out", self.out["table.json"]],
+            "export": ["export", self.out["scored"], "--format", "exported", "--out", self.out["program.pt2"],
+                       "--force", "--quiet"],
+            "retrain": ["retrain", self.out["scored"], *common, "--epochs", "2", "--out", self.out["again"], "--force"],
+            "evaluate": ["evaluate", self.out["scored"], *common, "--record"],
+        }  # fmt: skip
+        self.checks = {
+            "prune": lambda: self.loads(self.out["small"]),
+            "sweep": self.check_sweep,
+            "profile": lambda: self.out["table.json"].exists() and shearling.load_table(self.out["table.json"]),
+            "export": lambda: self.out["program.pt2"].exists() and torch.export.load(self.out["program.pt2"]),
+            "retrain": lambda: self.loads(self.out["again"]),
+            "evaluate": lambda: self.loads(self.out["scored"]),
+        }
+        self.lasting: dict[str, float] = {}
+        if run([*map(str, self.commands["prune"][:-2]), str(self.out["scored"])]) != 0:
+            raise SystemExit("the model that is to be scored cannot be pruned")
 
-    def save(self) -> int:
-        """Prune once, then write again and again over what is there."""
-        pruned = shearling.prune(
-            shearling.workflows.source.load_model(str(self.model), device="cpu"),
-            [{"input_ids": torch.arange(32).view(4, 8) + 4}],
-            flops=0.5,
-        )
-        for _ in range(20):
-            pruned.save(self.out, force=True)
-        return 0
+    def work(self, kind: str) -> int:
+        """One command, from its beginning to its end or to its kill."""
+        return run(list(map(str, self.commands[kind])))
 
-    @property
-    def out(self) -> Path:
-        """Where prune and save write to."""
-        return self.folder / "out"
+    def loads(self, folder: Path) -> None:
+        """A checkpoint that can be seen is whole, and so are its record and card."""
+        if folder.exists():
+            shearling.load(folder)
+            if "pruned" not in (folder / "README.md").read_text():
+                raise SystemExit(f"the card of {folder} is not whole")
+
+    def check_sweep(self) -> None:
+        """Models load, and results tell of no model that is not there."""
+        for folder in (self.out["sweep"] / "models").glob("[!.]*"):
+            self.loads(folder)
+        results = self.out["sweep"] / "results.json"
+        for row in json.loads(results.read_text()) if results.exists() else []:
+            if "model" in row and not (self.out["sweep"] / row["model"]).is_dir():
+                raise SystemExit(f"the sweep tells of {row['model']}, which is not there")
 
     def whole(self, kind: str) -> float:
-        """How long the work takes when nobody disturbs it."""
-        if kind not in self.lasting:
-            start = time.perf_counter()
-            _, status = os.waitpid(forked(self.works[kind], self.log), 0)
-            if os.waitstatus_to_exitcode(status) != 0:
-                raise SystemExit(f"{kind} fails even when it is left alone")
-            self.lasting[kind] = time.perf_counter() - start
-            self.check(kind)
-            self.clear()
-        return self.lasting[kind]
+        """How long the command takes when nobody disturbs it."""
+        start = time.perf_counter()
+        _, status = os.waitpid(forked(lambda: self.work(kind), self.log), 0)
+        if os.waitstatus_to_exitcode(status) != 0:
+            raise SystemExit(f"{kind} fails when it is left alone: {self.said()}")
+        self.checks[kind]()
+        if hidden := self.left_over():
+            raise SystemExit(f"{kind} came to its end and left {hidden}")
+        return time.perf_counter() - start
 
-    def kill(self, kind: str) -> None:
-        """One round of SIGKILL."""
-        moment = self.draw.uniform(0, self.whole(kind))
-        child = forked(self.works[kind], self.log)
+    def kill(self, kind: str) -> bool:
+        """One round of SIGKILL; whether something hidden was left for the next run to clear."""
+        if kind == "sweep" and self.draw.random() < 0.2:
+            shutil.rmtree(self.out["sweep"], ignore_errors=True)  # a whole one has nothing left to do
+        moment = self.draw.uniform(0, self.lasting[kind])
+        child = forked(lambda: self.work(kind), self.log)
         time.sleep(moment)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        self.check(kind)
+        try:
+            self.checks[kind]()
+        except Exception as error:
+            raise SystemExit(f"{kind}, killed after {moment:.2f} s: {error}") from error
+        return bool(self.left_over())
 
     def interrupt(self, kind: str) -> None:
         """One round of Ctrl-C; nothing may be left over either."""
-        moment = self.draw.uniform(0.1, 0.9) * self.whole(kind)
-        child = forked(self.works[kind], self.log)
+        moment = self.draw.uniform(0.1, 0.9) * self.lasting[kind]
+        child = forked(lambda: self.work(kind), self.log)
         time.sleep(moment)
         start = time.perf_counter()
         os.kill(child, signal.SIGINT)
@@ -149,66 +174,41 @@ class Rounds:
         took, code = time.perf_counter() - start, os.waitstatus_to_exitcode(status)
         if code not in (130, 0) or took > PATIENCE:  # 0: it was done already
             raise SystemExit(f"{kind}: Ctrl-C after {moment:.2f} s ended with {code} after {took:.1f} s; {self.said()}")
-        if hidden := self.left_over():
+        if hidden := [path for path in self.left_over() if not path.endswith(".retrain")]:  # one goes on from there
             raise SystemExit(f"{kind}: Ctrl-C after {moment:.2f} s left {hidden}")
-        self.check(kind)
-
-    def check(self, kind: str) -> None:
-        """What can be seen is complete."""
-        self.seen["left over"] += len(self.left_over())
-        folders = [self.out, *(self.folder / "sweep" / "models").glob("[!.]*")]
-        for folder in folders:
-            self.seen["complete" if folder.exists() else "absent"] += 1
-            if folder.exists():
-                shearling.load(folder)
-        if kind == "sweep" and (self.folder / "sweep" / "results.json").exists():
-            for row in json.loads((self.folder / "sweep" / "results.json").read_text()):
-                if not (self.folder / "sweep" / row["model"]).is_dir():
-                    raise SystemExit(f"the sweep tells of {row['model']}, which is not there")
+        self.checks[kind]()
 
     def said(self) -> str:
         """The last words of the process."""
         return self.log.read_text()[-1500:]
 
     def left_over(self) -> list[str]:
-        """Hidden folders that nobody could tidy up."""
-        return [str(p) for p in self.folder.rglob(".*") if p.suffix in (".part", ".old")]
-
-    def finish(self) -> None:
-        """A sweep killed so often still comes to its end."""
-        _, status = os.waitpid(forked(self.sweep, self.log), 0)
-        results = json.loads((self.folder / "sweep" / "results.json").read_text())
-        if os.waitstatus_to_exitcode(status) != 0 or len(results) != 3:
-            raise SystemExit(f"the sweep does not go on: {len(results)} of 3 points")
-
-    def clear(self) -> None:
-        """Begin again with nothing there."""
-        for name in ("out", "sweep"):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
+        """What a command works in until it is done."""
+        return [str(p) for p in self.folder.rglob(".*") if p.suffix in (".part", ".old", ".retrain")]
 
 
 def main() -> None:
     """Kill, look, and tell how often what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=200, help="rounds of SIGKILL")
-    parser.add_argument("--interrupts", type=int, default=12, help="rounds of Ctrl-C")
+    parser.add_argument("--rounds", type=int, default=50, help="rounds of SIGKILL for every command")
+    parser.add_argument("--interrupts", type=int, default=4, help="rounds of Ctrl-C for every command")
+    parser.add_argument("--only", help="commands, comma-separated; all unless given")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
         rounds = Rounds(Path(folder), options.seed)
-        kinds = list(rounds.works)
-        for number in range(options.rounds):
-            rounds.kill(kinds[number % len(kinds)])
-            if number % 7 == 6:
-                rounds.clear()  # so that absent folders are killed into as well
-        for hidden in rounds.left_over():
-            shutil.rmtree(hidden, ignore_errors=True)
-        for number in range(options.interrupts):
-            rounds.interrupt(("prune", "sweep")[number % 2])
-        rounds.finish()
-        print(json.dumps({"rounds": options.rounds, "interrupts": options.interrupts, **rounds.seen}))
+        seen = {}
+        for kind in options.only.split(",") if options.only else rounds.commands:
+            rounds.lasting[kind] = rounds.whole(kind)
+            for _ in range(options.interrupts):
+                rounds.interrupt(kind)
+            hidden = sum(rounds.kill(kind) for _ in range(options.rounds))
+            rounds.whole(kind)
+            seen[kind] = {"kills": options.rounds, "hidden": hidden, "seconds": round(rounds.lasting[kind], 2)}
+            print(kind, seen[kind], file=sys.stderr, flush=True)
+        print(json.dumps(seen))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ SOURCE = Path(shearling.__file__).parent
 
 # From the bottom up: each may import itself and what stands before it.
 LAYERS = (
-    "_version", "errors", "files", "schema", "sample", "models", "engine", "costs", "surgeon", "paper", "methods",
+    "_version", "errors", "hidden", "files", "schema", "sample", "models", "engine", "costs", "surgeon", "paper",
+    "methods",
     "latency", "report", "checkpoint", "verify", "pipeline", "data", "evaluation", "export", "integrations",
     "workflows", "cli",
 )  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 
 import shearling
 from shearling.costs import count_macs, flops_limit
-from shearling.errors import ConstraintError, InputError
+from shearling.errors import ConstraintError, InputError, ModelError
 from shearling.methods import Paper, Surgeon, configured, method_of
 from shearling.models.structure import structure_of
 from tiny import batches_of, model_of
@@ -142,3 +142,44 @@ def test_a_refit_that_is_dropped_is_reported(monkeypatch: pytest.MonkeyPatch) ->
     assert all(not r.used and "dropped" in r.note for r in pruned.report.repairs)
     plain = shearling.prune(model_of("bert"), batches_of(), flops=0.6, method=Surgeon(refit=False))
     assert all(torch.equal(a, b) for a, b in zip(pruned.model.parameters(), plain.model.parameters(), strict=True))
+
+
+WRONG = {
+    "damp": (-1e-9, float("nan"), float("inf"), "0.1", None, True),
+    "ridge": (-1.0, float("nan"), 1e7),
+    "refit": (1, "no", None),
+    "precision": ("float16", 32, None),
+}
+
+
+@pytest.mark.parametrize("method", [Surgeon, Paper])
+@pytest.mark.parametrize("option", WRONG)
+def test_every_option_has_a_range(method: type, option: str) -> None:
+    if option not in method.__dataclass_fields__:
+        pytest.skip(f"{method.name} has no {option}")
+    for value in WRONG[option]:
+        with pytest.raises(InputError, match=option):
+            method(**{option: value})
+
+
+@pytest.mark.parametrize("method", [Surgeon(damp=0), Surgeon(ridge=0), Surgeon(damp=0, ridge=0), Paper(damp=0)])
+def test_no_damping_ends_on_a_model_with_dead_units(method: Surgeon | Paper) -> None:
+    model = model_of("bert")
+    with torch.no_grad():
+        model.bert.encoder.layer[0].intermediate.dense.weight[:20] = 0
+        model.bert.encoder.layer[0].intermediate.dense.bias[:20] = -9  # GELU of it is zero
+    pruned = shearling.prune(model, batches_of(), flops=0.5, method=method)
+    assert pruned.report.flops.ratio <= 0.5
+
+
+@pytest.mark.parametrize("method", ["surgeon", "paper"])
+def test_gradients_that_are_not_finite_end_with_an_error(method: str) -> None:
+    model = model_of("bert")
+
+    def overflow(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(lambda gradient: gradient * torch.nan)  # the loss is a number, its gradient is not
+
+    model.classifier.register_forward_hook(overflow)
+    with pytest.raises(ModelError, match="not finite"):
+        shearling.prune(model, batches_of(), flops=0.5, method=method)

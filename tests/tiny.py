@@ -35,7 +35,7 @@ def config_of(model_type: str, **changes: Any) -> Any:
             dim=32, n_layers=2, n_heads=4, hidden_dim=48, vocab_size=60, max_position_embeddings=40, **changes
         )
     extra = {"embedding_size": 32} if model_type == "electra" else {}
-    return transformers.AutoConfig.for_model(model_type, **SMALL, **extra, **changes)
+    return transformers.AutoConfig.for_model(model_type, **(SMALL | extra | changes))
 
 
 def model_of(model_type: str, head: str = "SequenceClassification", seed: int = 0, **changes: Any) -> Any:

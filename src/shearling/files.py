@@ -10,7 +10,6 @@ import hashlib
 import os
 import shutil
 import signal
-import tempfile
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from typing import Any
 from safetensors import SafetensorError
 
 from shearling.errors import OutputError, ShearlingError
+from shearling.hidden import clear_hidden, hidden_beside, put_in_place
 
 RECORD = "shearling.json"  # lies in every checkpoint
 SWEEP = ("sweep.json", "results.json")  # lie in the folder of every sweep
@@ -111,7 +111,7 @@ def whole_directory(target: Path, *, force: bool = False, keep: Iterable[Any] = 
         _flush([*folder.rglob("*"), folder])
         folder.chmod(0o755)
         with _signals_held():
-            _swap(folder, target)
+            put_in_place(folder, target)
 
 
 @contextmanager
@@ -133,7 +133,8 @@ def _hidden_beside(target: Path) -> Iterator[Path]:
     """A hidden folder next to the target, gone afterwards whatever happens."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
+        clear_hidden(target)
+        folder = hidden_beside(target, ".part")
     except OSError as error:
         raise OutputError(f"Cannot write beside {target}: {error.strerror}.") from None
     try:
@@ -188,22 +189,6 @@ def _signals_held() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
     if came:
         signal.raise_signal(came[0])
-
-
-def _swap(folder: Path, target: Path) -> None:
-    """Rename the folder to its place; what was there goes only once the new one stands."""
-    if not target.exists():
-        folder.rename(target)
-        return
-    aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".old", dir=target.parent))
-    target.rename(aside / "old")
-    try:
-        folder.rename(target)
-    except BaseException:
-        (aside / "old").rename(target)
-        raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _flush(paths: Iterable[Path]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from shearling.checkpoint.plan import read_plan, write_plan
 from shearling.checkpoint.save import save
 from shearling.costs import Constraint, Limit, count_macs, count_params, parameters, sequence_lengths, whole_macs
-from shearling.engine.distributed import rank_and_world
+from shearling.engine.distributed import fail_together, rank_and_world
 from shearling.engine.hooks import device_of
 from shearling.engine.memory import with_smaller_batches
 from shearling.engine.progress import Stages, Watcher
@@ -23,6 +23,7 @@ from shearling.engine.warm_up import warm_up
 from shearling.errors import CheckpointError, ConstraintError, DataError, InputError
 from shearling.latency.meet import checked_table, meet, table_for
 from shearling.methods import Evidence, Method, Repaired, asked, configured, method_of, settings_of
+from shearling.models.digest import weights_digest_of
 from shearling.models.positions import positions_of
 from shearling.models.shrink import shrink
 from shearling.models.structure import Structure, structure_of
@@ -83,6 +84,7 @@ class Plan:
     watcher: Watcher | None = None
     why: str = ""  # the sample has the size it has
 
+    @fail_together()
     def prune(
         self,
         *,
@@ -180,6 +182,7 @@ class Plan:
         """Keep the measurement (not the model or the sample) for another session."""
         header = {
             "sizes": self.structure.sizes,
+            "weights": weights_digest_of(self.structure.model),
             "lengths": self.lengths,
             "seed": self.seed,
             "seconds": dict(self.seconds),
@@ -240,6 +243,7 @@ class Plan:
         )
 
 
+@fail_together()
 def measure(
     model: PreTrainedModel,
     data: Any,
@@ -306,6 +310,7 @@ def _measure(
     return Plan(structure, first, method, evidence, seed, lengths, stages.seconds, warnings, watcher, why)
 
 
+@fail_together()
 def prune(
     model: PreTrainedModel,
     data: Any,
@@ -342,6 +347,8 @@ def load_plan(path: str | os.PathLike[str], model: PreTrainedModel, data: Any, *
     header, tensors = read_plan(Path(path))
     if header["sizes"] != structure.sizes:
         raise CheckpointError(f"{path} was measured on another model: it has {header['sizes']} units per layer.")
+    if header["weights"] != weights_digest_of(structure.model):
+        raise CheckpointError(f"{path} was measured on another model: same shapes, other weights. Measure this one.")
     try:
         method = configured(header["method"], **header["settings"])
         evidence = method.unpack(tensors, structure)

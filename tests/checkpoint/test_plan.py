@@ -52,6 +52,12 @@ def test_another_sample_is_noted(plan: shearling.Plan, tmp_path: Path) -> None:
     assert "another sample" in loaded.warnings[-1]
 
 
+def test_other_weights_of_the_same_shapes_are_refused(plan: shearling.Plan, tmp_path: Path) -> None:
+    path = plan.save(tmp_path / "plan")
+    with pytest.raises(CheckpointError, match="same shapes, other weights"):
+        shearling.load_plan(path, model_of("bert", seed=1), batches_of())
+
+
 def test_another_model_is_refused(plan: shearling.Plan, tmp_path: Path) -> None:
     path = plan.save(tmp_path / "plan")
     with pytest.raises(CheckpointError, match="another model"):

@@ -58,7 +58,7 @@ def test_an_interrupted_save_leaves_nothing(
         def fail(*args: Any, error: BaseException = error) -> None:
             raise error
 
-        monkeypatch.setattr("shearling.checkpoint.save.copy_companions", fail)
+        monkeypatch.setattr("shearling.checkpoint.save.write_companions", fail)
         with pytest.raises(type(error)):
             pruned.save(tmp_path / "small", source=tmp_path)
         assert list(tmp_path.iterdir()) == []
@@ -90,6 +90,8 @@ def test_a_failed_swap_puts_the_old_folder_back(tmp_path: Path, monkeypatch: pyt
         if self.suffix == ".part":
             raise OSError(5, "Input/output error")
         return rename(self, to)
+
+    monkeypatch.setattr("shearling.hidden._exchanged", lambda folder, target: False)  # the way with two renames
 
     def replace() -> None:
         with whole_directory(target, force=True) as folder:

@@ -14,7 +14,7 @@ from shearling.checkpoint.load import read_record
 from shearling.cli import run as command
 from shearling.workflows.source import Source, evaluate_source, known_dense, record_evaluation
 
-SCORE = {"task": "sst2", "metric": "accuracy", "value": 81.25, "examples": 872}
+SCORE = {"task": "sst2", "metric": "accuracy", "value": 81.25, "examples": 872, "rows": "abc"}
 
 
 @pytest.fixture
@@ -40,8 +40,8 @@ def test_the_dense_model_is_scored_where_it_is_at_hand(mine: Path) -> None:
 def test_what_the_record_knows_is_not_scored_again(mine: Path) -> None:
     found = evaluate_source(source(mine))
     record = json.loads((mine / "shearling.json").read_text())
-    drop = {"metric": found.metric, "examples": found.examples, "value": found.value, "dense": 99.5}
-    (mine / "shearling.json").write_text(json.dumps(record | {"max_drop": drop}))
+    entry = found.to_json() | {"dense": 99.5}
+    (mine / "shearling.json").write_text(json.dumps(record | {"evaluations": [entry]}))
     seen: list[str] = []
     result = record_evaluation(source(mine), watcher=lambda stage, done, total: seen.append(stage))
     assert result.dense == 99.5
@@ -62,14 +62,14 @@ def test_a_dense_model_that_cannot_be_scored_is_no_reason_to_fail(mine: Path, ca
 @pytest.mark.parametrize(
     ("record", "dense"),
     [
-        ({"max_drop": SCORE | {"dense": 90.0}}, 90.0),
         ({"evaluations": [SCORE | {"dense": 91}]}, 91.0),
         ({"evaluations": [SCORE]}, None),
         ({"evaluations": [SCORE | {"dense": 91.0, "task": "cola"}]}, None),
-        ({"max_drop": SCORE | {"dense": 90.0, "value": 80.0}}, None),  # so it was on other rows
-        ({"max_drop": SCORE | {"dense": 90.0, "examples": 100}}, None),
-        ({"max_drop": SCORE | {"dense": "?"}}, None),
-        ({"max_drop": 3}, None),
+        ({"evaluations": [SCORE | {"dense": 91.0, "value": 80.0}]}, None),  # scored in another way
+        ({"evaluations": [SCORE | {"dense": 91.0, "examples": 100}]}, None),
+        ({"evaluations": [SCORE | {"dense": 91.0, "rows": "xyz"}]}, None),  # as many other rows, with the same score
+        ({"evaluations": [{k: v for k, v in SCORE.items() if k != "rows"} | {"dense": 91.0}]}, None),  # of an older one
+        ({"evaluations": [SCORE | {"dense": "?"}]}, None),
         ({}, None),
     ],
 )
@@ -83,3 +83,17 @@ def test_quiet_is_without_words(dense: Path, tmp_path: Path, capsys: pytest.Capt
     assert capsys.readouterr() == ("", "")
     assert command([*arguments, "--quiet", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["extra"].keys() == {"f1", "matthews"}
+
+
+def test_rows_of_another_file_are_scored_anew(mine: Path) -> None:
+    """As many rows, and the same score of the pruned model: only what stands in them tells the files apart."""
+    first = record_evaluation(source(mine))
+    record = json.loads((mine / "shearling.json").read_text())
+    record["evaluations"][0]["dense"] = 99.5
+    (mine / "shearling.json").write_text(json.dumps(record))
+    other = mine.parent / "other.jsonl"
+    other.write_text((mine.parent / "rows.jsonl").read_text().replace("film", "city"))
+    again = record_evaluation(Source(str(mine), str(other), device="cpu"))
+    assert again.examples == first.examples
+    assert again.rows != first.rows
+    assert again.dense != 99.5

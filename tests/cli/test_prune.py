@@ -245,3 +245,17 @@ def test_interruptions_and_surprises(prune: Any, tmp_path: Path, monkeypatch: py
         assert (code, out) == (expected, "")
         assert "Traceback" not in err
         assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_says_so(
+    dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from folders import rows_file
+
+    def interrupted(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("shearling.workflows.source.measure", interrupted)
+    command = ["prune", str(dense), "--data", str(rows_file(tmp_path / "rows.jsonl")), "--flops", "0.5"]
+    assert run([*command, "--out", str(tmp_path / "out"), "--device", "cpu"]) == 130
+    assert "interrupted; nothing was left half-written" in capsys.readouterr().err

@@ -11,13 +11,12 @@ from hypothesis import strategies as st
 from transformers import BertForSequenceClassification, DistilBertConfig, RobertaConfig
 
 import shearling.data
-from shearling.data import Rows, SmallSampleWarning, encode
+from shearling.data import Rows, encode
 from shearling.errors import DataError, InputError
 from shearling.sample.sample import sample_of
 
 from .tiny import SPECIAL, VOCABULARY, bert_config, bert_tokenizer, build, gpt_config, gpt_tokenizer
 
-pytestmark = pytest.mark.filterwarnings("ignore::shearling.data.SmallSampleWarning")
 TEXTS = ["good film", "the film was not bad", "", "anna lives in paris and paris is good", "bad"]
 SST2 = Rows({"sentence": TEXTS, "label": [1, 1, 0, 1, 0]})
 PAIRS = Rows({"sentence1": TEXTS, "sentence2": TEXTS[::-1], "label": [0.0, 1.5, 2.0, 3.0, 5.0]})
@@ -68,11 +67,6 @@ def test_samples_are_drawn_without_replacement(samples, batch_size, seed):
 def test_the_seed_matters_and_the_fingerprint_shows_it():
     prints = {sample_of(encoded(SST2, "sst2", samples=2, seed=seed)).fingerprint for seed in range(8)}
     assert len(prints) > 1
-
-
-def test_small_samples_warn():
-    with pytest.warns(SmallSampleWarning, match="only 5 examples"):
-        encoded(SST2, "sst2", samples=2048)
 
 
 def test_labels_can_be_required_optional_or_ignored():

@@ -88,8 +88,7 @@ def test_a_column_of_images(pictures: Path, tmp_path: Path) -> None:
     made = []
     for images in forms:
         rows = as_rows([{"image": image, "label": "cat"} for image in images])
-        with pytest.warns(UserWarning, match="only 4 examples"):
-            made.append(encode(rows, processor, "classification", model_config=model.config, batch_size=4)[0])
+        made.append(encode(rows, processor, "classification", model_config=model.config, batch_size=4)[0])
     for batch in made[1:]:
         torch.testing.assert_close(batch, made[0])
 
@@ -156,10 +155,9 @@ def test_sounds_are_padded_and_masked(sounds: Path) -> None:
         sampling_rate=RATE, return_attention_mask=True, do_normalize=False
     )
     model = tiny_model("wav2vec2")
-    with pytest.warns(UserWarning, match="only 6 examples"):
-        batches = encode(
-            read_rows(sounds), extractor, "classification", model_config=model.config, batch_size=3, labels="optional"
-        )
+    batches = encode(
+        read_rows(sounds), extractor, "classification", model_config=model.config, batch_size=3, labels="optional"
+    )
     assert [b["input_values"].shape for b in batches] == [(3, 110), (3, 80)]
     assert batches[1]["attention_mask"].sum(1).tolist() == [80, 70, 60]
     assert batches.order.tolist() == [5, 4, 3, 2, 1, 0]
@@ -181,3 +179,13 @@ def test_what_cannot_be_read_is_named(sounds: Path, pictures: Path, tmp_path: Pa
     model, processor = vit_directory(tmp_path / "vit")
     with pytest.raises(DataError, match=r"row 1 of .* is not an image"):
         encode(read_rows(tmp_path / "empty"), processor, "classification", model_config=model.config, labels="optional")
+
+
+def test_compare_bare_models_of_images(pictures: Path, tmp_path: Path) -> None:
+    _, processor = vit_directory(tmp_path / "vit")
+    transformers.ViTModel(tiny_model("vit").config).save_pretrained(tmp_path / "bare")
+    processor.save_pretrained(tmp_path / "bare")
+    bare = str(tmp_path / "bare")
+    result = compare(bare, bare, str(pictures), batch_size=32, rounds=2, device="cpu")
+    assert result.agreement is not None
+    assert (result.agreement.measure, round(result.agreement.value, 3)) == ("cosine", 100)

@@ -13,7 +13,6 @@ from shearling.errors import DataError, ModelError
 
 from .tiny import bert_config, bert_tokenizer
 
-pytestmark = pytest.mark.filterwarnings("ignore::shearling.data.SmallSampleWarning")
 SHORT = "anna lives in paris"
 LONG = " ".join(f"{i % 10}" for i in range(40)) + " anna lives in paris . the river is in the city ."
 

@@ -13,7 +13,7 @@ import torch
 
 import shearling
 from shearling.engine import distributed
-from shearling.engine.distributed import add_up, dealt, gathered, on_first, rank_and_world
+from shearling.engine.distributed import add_up, agree, dealt, fail_together, gathered, on_first, rank_and_world
 from tiny import batches_of, model_of
 
 WORKER = """
@@ -54,13 +54,73 @@ dist.destroy_process_group()
 """
 
 
+FAILING = """
+import sys
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+import shearling
+import shearling.latency.meet
+import shearling.methods.surgeon
+from latency.tables import table_of
+from shearling.models.structure import structure_of
+from tiny import batches_of, model_of
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+folder, rank = Path(sys.argv[1]), dist.get_rank()
+model, batches = model_of("bert"), batches_of(5, 3)
+
+def attempt(name, work):
+    try:
+        work()
+        (folder / f"{name}.{rank}").write_text("done")
+    except Exception as error:
+        (folder / f"{name}.{rank}").write_text(f"{type(error).__name__}: {error}")
+    together = torch.ones(1)
+    dist.all_reduce(together)  # nobody is left behind in an exchange of before
+    assert together.item() == 2
+
+def broken(*args, **kwargs):
+    raise KeyError("the disk is on fire")
+
+def with_broken(owner, name, where, work):
+    kept = getattr(owner, name)
+    if rank == where:
+        setattr(owner, name, broken)
+    try:
+        work()
+    finally:
+        setattr(owner, name, kept)
+
+prune = lambda **options: shearling.prune(model, batches, **{"flops": 0.5, **options})
+attempt("order", lambda: with_broken(shearling.methods.surgeon, "order", 1, prune))
+attempt("repair", lambda: with_broken(shearling.Plan, "_repair", 1, prune))
+table = table_of(structure_of(model))
+timed = lambda: prune(flops=None, latency=0.7, table=table)
+attempt("timing", lambda: with_broken(shearling.latency.meet, "measure_ratio", 0, timed))
+attempt("impossible", lambda: prune(flops=1e-9))  # alike for both
+callback = shearling.PruneOnTrainEnd(flops=0.5, out=folder / "trained")
+rows = [{name: values[i] for name, values in batch.items()} for batch in batches for i in range(3)]
+loader = DataLoader(rows, collate_fn=broken if rank == 1 else None)
+args, state = SimpleNamespace(per_device_train_batch_size=3), SimpleNamespace(is_world_process_zero=rank == 0)
+attempt("callback", lambda: callback.on_train_end(args, state, None, model=model, train_dataloader=loader))
+(folder / f"error.{rank}").write_text(str(callback.error))
+attempt("whole", prune)
+dist.destroy_process_group()
+"""
+
+
 def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
 
 
-def run_two(folder: Path) -> None:
+def run_two(folder: Path, script: str = WORKER) -> None:
     """Two processes, started as `torchrun` would."""
     port = str(free_port())
     paths = os.pathsep.join(str(p) for p in (Path(shearling.__file__).parents[1], Path(__file__).parents[1]))
@@ -68,7 +128,7 @@ def run_two(folder: Path) -> None:
     for rank in range(2):
         setting = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
         environment = {**os.environ, **setting, "MASTER_PORT": port, "PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": "lo"}
-        command = [sys.executable, "-c", WORKER, str(folder)]
+        command = [sys.executable, "-c", script, str(folder)]
         workers.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
     try:
         for worker in workers:
@@ -105,14 +165,34 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     assert [k.tolist() for k in plan.prune(flops=0.5).kept] == [k.tolist() for k in alone.kept]
 
 
+def test_where_one_process_fails_the_other_does_not_wait(tmp_path: Path) -> None:
+    run_two(tmp_path, FAILING)
+
+    def said(name: str) -> tuple[str, str]:
+        first, second = ((tmp_path / f"{name}.{rank}").read_text() for rank in range(2))
+        return first, second
+
+    for name in ("order", "repair"):
+        first, second = said(name)
+        assert "Process 1 of 2 failed" in first
+        assert "the disk is on fire" in first
+        assert second == "KeyError: 'the disk is on fire'"
+    assert said("timing") == ("KeyError: 'the disk is on fire'",) * 2  # measured by one, for both
+    assert all(words.startswith("ConstraintError") for words in said("impossible"))
+    assert said("callback") == ("done", "done")  # the training goes on
+    assert all("the disk is on fire" in words for words in said("error"))
+    assert not (tmp_path / "trained").exists()
+    assert said("whole") == ("done", "done")
+
+
 def test_one_process_needs_no_group() -> None:
     assert rank_and_world() == (0, 1)
     tensor = torch.ones(2)
     add_up([tensor])
     assert tensor.tolist() == [1, 1]
-    done: list[int] = []
-    on_first(lambda: done.append(1))
-    assert done == [1]
+    assert on_first(lambda: 7) == 7
+    with fail_together():
+        agree()
     with pytest.raises(ZeroDivisionError):
         on_first(lambda: 1 / 0)
     assert dealt([3, 5, 4]) == [0, 1, 2]

@@ -13,6 +13,7 @@ values = st.floats(-1e6, 1e6).map(lambda x: round(x, 3)) | st.integers(-3, 3).ma
 pairs = st.lists(st.tuples(values, values), min_size=2, max_size=40)
 
 
+@pytest.mark.filterwarnings("ignore:A single label was found")  # and rightly so: hypothesis draws such cases
 @given(labels)
 @settings(deadline=None)
 def test_class_metrics_agree_with_scikit_learn(pairs):

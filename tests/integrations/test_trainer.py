@@ -108,6 +108,24 @@ def test_a_failure_after_the_training_does_not_lose_it(tmp_path: Path, caplog: p
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize("error", [KeyError("logits"), RuntimeError("CUDA error"), IndexError("return_loss")])
+def test_no_error_of_any_kind_loses_the_training(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*args: Any, **options: Any) -> None:
+        raise error
+
+    trainer = trainer_of(model_of("bert"), tmp_path)
+    callback = shearling.PruneOnTrainEnd(out=tmp_path / "none", flops=0.5)
+    trainer.add_callback(callback)
+    monkeypatch.setattr("shearling.integrations.trainer.prune", broken)
+    trainer.train()
+    assert trainer.state.global_step == 2
+    assert callback.error is error
+    assert callback.pruned is None
+    assert f"trained, but not pruned: {type(error).__name__}" in caplog.text
+
+
 @pytest.mark.parametrize("first", [True, False])
 def test_every_process_saves(
     first: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

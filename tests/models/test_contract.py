@@ -56,7 +56,7 @@ def masks_of(structure: Any, kept: list[torch.Tensor]) -> list[torch.Tensor]:
     return masks
 
 
-def same(left: torch.Tensor, right: torch.Tensor, tolerance: float = 1e-5) -> bool:
+def same(left: torch.Tensor, right: torch.Tensor, tolerance: float = 1e-4) -> bool:
     """Equal up to a share of the largest value."""
     return float((left - right).abs().max()) <= tolerance * max(1.0, float(right.abs().max()))
 
@@ -232,9 +232,9 @@ def test_prune_save_load(family: str, method: str, tmp_path: Path) -> None:
     pruned.save(tmp_path / "small")
     batch = tiny_batches(family, 1, seed=1)[0]
     expected = outputs_of(pruned.model, batch)
-    assert same(outputs_of(shearling.load(tmp_path / "small"), batch), expected, 1e-6)
+    assert same(outputs_of(shearling.load(tmp_path / "small"), batch), expected, 1e-5)
     again = getattr(transformers, FAMILIES[family].cls).from_pretrained(tmp_path / "small")
-    assert same(outputs_of(again, batch), expected, 1e-6)
+    assert same(outputs_of(again, batch), expected, 1e-5)
 
 
 NO_AUTO_CLASS = {"siglip_text_model", "siglip2_text_model"}  # transformers loads them by their own classes alone
@@ -305,7 +305,7 @@ def test_every_family_loads_without_shearling(tmp_path: Path) -> None:
         shared = [name for name in loaded if name in outputs]
         assert "last_hidden_state" in shared or len(shared) == len(loaded) > 0, family
         for name in shared:
-            assert same(loaded[name], outputs[name], 1e-6), f"{family}: {name}"
+            assert same(loaded[name], outputs[name], 1e-5), f"{family}: {name}"
 
 
 @pytest.mark.parametrize("family", DECODERS)

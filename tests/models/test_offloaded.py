@@ -33,6 +33,7 @@ def test_modules_that_move_their_inputs() -> None:
     assert hasattr(model.bert.encoder.layer[1], "_hf_hook")
 
 
+@pytest.mark.filterwarnings("error")
 def test_weights_that_lie_on_the_disk(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     import transformers
 

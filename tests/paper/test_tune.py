@@ -105,3 +105,10 @@ def test_sums_that_rounding_left_indefinite_still_give_masks() -> None:
     result = tune(weight.float(), bias.float(), moments, 1)
     assert result.mask.isfinite().all()
     assert result.accepted
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_sums_that_are_not_finite_are_not_accepted(value: float) -> None:
+    h, weight, bias, y = problem(4, 3, 5, 40, seed=0)
+    h[0, 0] = value
+    assert not tune(weight, bias, moments_of(h, y), 3).accepted

@@ -288,7 +288,6 @@ EVERYTHING = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", EVERYTHING)
 def test_refused(place: Place, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     command, says = EVERYTHING[name]
@@ -325,7 +324,6 @@ ODD: dict[str, tuple[Callable[[Place], list[str]], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ODD)
 def test_odd_but_taken(place: Place, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Unusual inputs give a model that loads, and a warning where the result is in doubt."""

@@ -9,25 +9,31 @@ import contextlib
 import copy
 import json
 import os
+import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save
 
 import shearling
+from data.tiny import bert_config, bert_tokenizer
 from latency.tables import table_of
 from shearling.checkpoint.card import model_card
 from shearling.checkpoint.load import read_record
+from shearling.checkpoint.plan import read_plan
+from shearling.checkpoint.pretrained import check_prunable, load_model
 from shearling.cli import run
+from shearling.data import encode, read_rows
 from shearling.latency.fits import check_fits
 from shearling.models.structure import structure_of
 from shearling.report.page import model_page
 from shearling.report.text import plain
-from tiny import model_of
+from tiny import batches_of, model_of
 
 CASES = int(os.environ.get("SHEARLING_FUZZ", "0"))
 NUMBERS = st.sampled_from([0, -1, 1, 3, 2**16, 2**31, 2**63, 10**400, 0.5, 1e308, float("nan"), float("inf")])
@@ -158,6 +164,122 @@ def test_bytes(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None
     survives(lambda: read_record(folder))
     survives(lambda: shearling.load_table(folder / "shearling.json"))
     (folder / "shearling.json").unlink()
+
+
+@st.composite
+def damaged(draw: st.DrawFn, original: bytes, upto: int | None = None) -> bytes:
+    """The bytes with some of the first `upto` replaced, removed or repeated."""
+    content = bytearray(original)
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, max(0, min(upto or len(content), len(content)) - 1)))
+        part = draw(st.one_of(st.binary(max_size=9), st.sampled_from([b"\0" * 8, b"\xff" * 8, b"{", b'"', b"9" * 20])))
+        content[at : at + draw(st.sampled_from([0, 1, len(part), 200]))] = part
+    return bytes(content)
+
+
+def test_a_plan(tmp_path: Path) -> None:
+    path, model, batches = tmp_path / "plan.safetensors", model_of("bert"), batches_of(2)
+    shearling.measure(model, batches).save(path)
+    original = path.read_bytes()
+    header, tensors = read_plan(path)
+
+    @tries(30)
+    @given(changed(header))
+    def facts(record: Any) -> None:
+        path.write_bytes(save(tensors, metadata={"shearling": json.dumps(record)}))
+        survives(lambda: shearling.load_plan(path, model, batches))
+
+    @tries(30)
+    @given(damaged(original))
+    def content(raw: bytes) -> None:
+        path.write_bytes(raw)
+        survives(lambda: shearling.load_plan(path, model, batches))
+
+    facts()
+    content()
+    path.write_bytes(original)
+    shearling.load_plan(path, model, batches)
+
+
+def test_the_weights(folder: Path) -> None:
+    """A safetensors file begins with the length of its header, and the header says where every tensor lies."""
+    path = folder / "model.safetensors"
+    original = path.read_bytes()
+
+    @tries(30)
+    @given(damaged(original, upto=4000))
+    def one(raw: bytes) -> None:
+        path.write_bytes(raw)
+        survives(lambda: shearling.load(folder))
+        survives(lambda: load_model(str(folder), device="cpu"))
+
+    one()
+    path.write_bytes(original)
+    shearling.load(folder)
+
+
+def test_the_configuration_of_a_dense_model(dense: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(dense, tmp_path / "dense"))
+    original = json.loads((folder / "config.json").read_text())
+
+    @tries(30)
+    @given(changed(original))
+    def one(config: Any) -> None:
+        (folder / "config.json").write_text(json.dumps(config))
+        survives(lambda: check_prunable(str(folder)))
+
+    one()
+
+
+ROW = st.dictionaries(st.sampled_from(["text", "label", "sentence1", "tokens", ""]), VALUES, max_size=3)
+JSONL = st.lists(st.one_of(ROW, VALUES), max_size=4).map(
+    lambda rows: "".join(json.dumps(r) + "\n" for r in rows).encode()
+)
+CSV = st.text(alphabet=st.sampled_from([*'text,label\n\r"\t ;a1', "\0", "é", "\ud7ff"]), max_size=60).map(str.encode)
+
+
+@tries(60)
+@given(
+    content=st.one_of(JSONL, CSV, st.binary(max_size=60)),
+    suffix=st.sampled_from(["jsonl", "json", "csv", "tsv", "txt"]),
+)
+def test_rows(content: bytes, suffix: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.getbasetemp() / f"rows.{suffix}"
+    path.write_bytes(content)
+    survives(lambda: encoded(read_rows(path)))
+
+
+def test_rows_in_parquet(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    import pyarrow
+
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.table({"text": ["a good film", "a bad film"] * 4, "label": [1, 0] * 4}), path)
+    original = path.read_bytes()
+
+    @tries(60)
+    @given(damaged(original))
+    def one(raw: bytes) -> None:
+        path.write_bytes(raw)
+        survives(lambda: encoded(read_rows(path)))
+
+    one()
+    path.write_bytes(original)
+    assert encoded(read_rows(path))
+
+
+def encoded(rows: Any) -> Any:
+    """Batches of rows, with the labels there are."""
+    return encode(rows, bert_tokenizer(), "classification", model_config=bert_config(), labels="optional")
+
+
+@pytest.fixture(autouse=True)
+def bounded_memory() -> Iterator[None]:
+    """No file of a few kilobytes makes a reader take a gigabyte."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    yield
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 2**20, f"{grown >> 10} MiB"  # ru_maxrss is in KiB
 
 
 SIZES = {

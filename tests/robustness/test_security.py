@@ -119,13 +119,39 @@ def test_a_checkpoint_brings_its_file_and_it_is_not_run(pruned: Path, tmp_path: 
     assert not (tmp_path / "trace").exists()
 
 
-def test_trust_is_named_in_the_report(dense: Path, tmp_path: Path) -> None:
+OWN_CLASS = """
+from transformers import BertForSequenceClassification
+class HouseForSequenceClassification(BertForSequenceClassification):
+    pass
+"""
+
+
+def test_a_class_that_comes_with_the_model(dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Trusted, it loads through auto_map; the report says that foreign code ran."""
+    folder, rows = Path(shutil.copytree(dense, tmp_path / "model")), rows_file(tmp_path / "rows.jsonl")
+    (folder / "house.py").write_text(OWN_CLASS)
+    config = json.loads((folder / "config.json").read_text())
+    name = "HouseForSequenceClassification"
+    own = {"architectures": [name], "auto_map": {"AutoModelForSequenceClassification": f"house.{name}"}}
+    (folder / "config.json").write_text(json.dumps(config | own))
+    scored = ["evaluate", str(folder), "--data", str(rows), "--device", "cpu", "--json", "--quiet"]
+    assert run(scored) == 2
+    assert "--trust-remote-code" in capsys.readouterr().err
+    assert run([*scored, "--trust-remote-code"]) == 0
+    capsys.readouterr()
+    options = ["--data", str(rows), "--flops", "0.5", "--device", "cpu", "--json", "--trust-remote-code"]
+    assert run(["prune", str(folder), *options, "--dry-run"]) == 0
+    assert any("code that came with the model" in w for w in json.loads(capsys.readouterr().out)["warnings"])
+    assert run(["prune", str(folder), *options, "--out", str(tmp_path / "out")]) == 2  # it could not be loaded again
+    assert name in capsys.readouterr().err
+
+
+def test_trust_alone_is_not_foreign_code(dense: Path, tmp_path: Path) -> None:
     rows = rows_file(tmp_path / "rows.jsonl")
-    for out, options in (("plain", []), ("trusting", ["--trust-remote-code"])):
-        command = ["prune", str(dense), "--data", str(rows), "--flops", "0.5", "--out", str(tmp_path / out), "--quiet"]
-        assert run([*command, "--device", "cpu", *options]) == 0
-        warnings = json.loads((tmp_path / out / "shearling.json").read_text())["warnings"]
-        assert any("--trust-remote-code" in warning for warning in warnings) is bool(options)
+    command = ["prune", str(dense), "--data", str(rows), "--flops", "0.5", "--out", str(tmp_path / "out"), "--quiet"]
+    assert run([*command, "--device", "cpu", "--trust-remote-code"]) == 0
+    warnings = json.loads((tmp_path / "out" / "shearling.json").read_text())["warnings"]
+    assert not any("code that came" in warning for warning in warnings)
 
 
 def test_the_modelling_file_is_the_one_we_know(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from shearling.errors import ModelError
 from shearling.surgeon.measure import Curvature
 from shearling.surgeon.order import PANEL, Order, order
 
@@ -175,3 +176,20 @@ def test_a_sublayer_that_never_fired_costs_nothing() -> None:
 def test_kept_takes_the_last_to_go() -> None:
     o = Order(torch.tensor([3, 0, 2, 1]), torch.zeros(5))
     assert [o.kept(k).tolist() for k in range(5)] == [[], [1], [1, 2], [0, 1, 2], [0, 1, 2, 3]]
+
+
+@shapes
+def test_without_damping_a_singular_matrix_is_ordered_too(units: int, width: int) -> None:
+    c = curvature(units, width)
+    c.A.zero_()[0, 0] = 1.0  # of rank one
+    (found,) = order([c], damp=0.0)
+    assert sorted(found.removed.tolist()) == list(range(units))
+    assert bool(found.error.isfinite().all())
+
+
+@pytest.mark.parametrize("name", ["A", "G", "W"])
+def test_statistics_that_are_not_finite_end_with_an_error(name: str) -> None:
+    c = curvature(6, 1)
+    getattr(c, name)[0, 0] = torch.nan
+    with pytest.raises(ModelError, match="not finite"):
+        order([curvature(6, 1, seed=1), c])

@@ -139,3 +139,22 @@ def test_columns_that_never_fired_do_not_break_the_solve() -> None:
     torch.testing.assert_close(new_weight[:, 2], weight[:, 2])
     silent = moments_of(torch.zeros_like(h), y)
     assert solve_ridge(weight, None, silent, 1e-2)[0].isfinite().all()
+
+
+def test_without_a_ridge_singular_sums_end_too() -> None:
+    h, y, weight, bias = problem(4, 3, 40, seed=0)
+    h[:, 1] = h[:, 0]
+    new_weight, new_bias = solve_ridge(weight, bias, moments_of(h, y), 0.0)
+    assert new_bias is not None
+    H = np.hstack([h.numpy(), np.ones((40, 1))])
+    best = H @ np.linalg.lstsq(H, y.numpy(), rcond=None)[0]
+    np.testing.assert_allclose((h @ new_weight.T + new_bias).numpy(), best, atol=1e-4)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_sums_that_are_not_finite_leave_the_weights(value: float) -> None:
+    h, y, weight, bias = problem(4, 3, 40, seed=0)
+    h[0, 0] = value
+    fit = refit(weight, bias, moments_of(h, y), moments_of(h, y))
+    assert not fit.kept
+    assert fit.weight is weight

@@ -14,7 +14,7 @@ from shearling.cli import run
 from shearling.errors import ConstraintError, InputError
 from shearling.methods import Surgeon
 from shearling.workflows.max_drop import HIGHEST, Drop, Tried, drop_of, smallest
-from shearling.workflows.source import Source, Target, prune_source
+from shearling.workflows.source import Source, Target, known_dense, prune_source
 
 
 def tries(loss: Callable[[float], float], allowed: float) -> Callable[[float], tuple[float | None, Tried]]:
@@ -76,6 +76,10 @@ def test_the_report_lists_what_was_tried_and_holds_the_promise(place: Path) -> N
     assert pruned.report.flops.ratio <= chosen
     saved = json.loads((place / "out" / "shearling.json").read_text())
     assert saved["max_drop"] == found
+    (scored,) = saved["evaluations"]
+    assert (scored["value"], scored["dense"]) == (round(found["value"], 4), round(found["dense"], 4))
+    assert f"**{found['value']:.2f}**" in (place / "out" / "README.md").read_text()
+    assert known_dense(saved, scored) == scored["dense"]
     from shearling.checkpoint.pretrained import load_model, load_tokenizer
     from shearling.evaluation.exam import evaluate
 

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 
 import shearling
 from bench import write_model, write_rows
-from shearling.checkpoint.card import model_card
 from shearling.checkpoint.load import read_record
 from shearling.checkpoint.pretrained import load_model, load_tokenizer
+from shearling.checkpoint.record import add_evaluation
 from shearling.cli import run
 from shearling.errors import CheckpointError, InputError, ModelError, OutputError
 from shearling.methods import Surgeon
@@ -155,14 +155,12 @@ def test_several_processes_are_refused(
 
 
 def test_record_and_card_say_what_was_done(place: Path, tmp_path: Path) -> None:
-    score = {"task": "sst2", "metric": "accuracy", "value": 70.0, "examples": 60}
-    drop = {"metric": "accuracy", "value": 70.001, "dense": 90.0, "examples": 60, "allowed": 20.0, "tried": []}
-    before = read_record(place / "pruned") | {"max_drop": drop}
-    source = Path(shutil.copytree(place / "pruned", tmp_path / "pruned"))
-    (source / "README.md").write_text(model_card(before))  # as it was saved
+    score = {"task": "sst2", "metric": "accuracy", "value": 70.0, "examples": 60, "rows": "abc"}
+    folder = Path(shutil.copytree(place / "pruned", tmp_path / "pruned"))
+    before = add_evaluation(folder, score | {"value": 70.001, "dense": 90.0})
     facts = {"epochs": 3.0, "examples": 1600, "task": "sst2", "teacher": None, "before": score}
     facts["after"] = score | {"value": 80.0}
-    write_retrained(load_model(str(source), device="cpu"), source, tmp_path / "out", before, facts, force=False)
+    write_retrained(load_model(str(folder), device="cpu"), folder, tmp_path / "out", before, facts, force=False)
     record, card = read_record(tmp_path / "out"), (tmp_path / "out" / "README.md").read_text()
     assert record["evaluations"] == [score | {"value": 80.0, "dense": 90.0}]
     assert "max_drop" not in record  # it was about other weights
@@ -247,3 +245,29 @@ def test_the_command_prints_one_object(place: Path, tmp_path: Path, capsys: pyte
     assert code == 0
     assert told.retrained["before"]["metric"] == "accuracy"
     assert told.out == str(tmp_path / "out")
+
+
+def test_a_wrong_task_leaves_no_trace(place: Path, tmp_path: Path) -> None:
+    wrong = Source(str(place / "pruned"), str(place / "train.jsonl"), "mrpc", device="cpu")
+    with pytest.raises(InputError):
+        retrain_source(wrong, RECIPE, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+    short = replace(RECIPE, epochs=1)
+    assert train(place, tmp_path / "out", short)["retrained"]["steps"] == 10
+
+
+def test_a_retraining_killed_before_its_first_checkpoint_is_forgotten(place: Path, tmp_path: Path) -> None:
+    work = tmp_path / ".out.retrain"
+    work.mkdir()
+    (work / "settings.json").write_text("of another one")
+    assert train(place, tmp_path / "out", replace(RECIPE, epochs=1))["retrained"]["steps"] == 10
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_ctrl_c_before_the_first_checkpoint_leaves_no_trace(place: Path, tmp_path: Path) -> None:
+    def stop(stage: str, done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(place, tmp_path / "out", watcher=stop)
+    assert list(tmp_path.iterdir()) == []

@@ -225,3 +225,22 @@ def test_a_table_is_checked_before_any_work(
 def test_budgets_are_checked_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(ConstraintError):
         sweep_source(Source("nowhere"), Grid({"surgeon": Surgeon()}, [{"flops": 0.0}]), tmp_path / "out")
+
+
+@pytest.mark.parametrize("saved_before", [True, False])
+def test_a_sweep_stopped_while_it_saves_keeps_every_finished_point(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved_before: bool
+) -> None:
+    grid, out = Grid({"surgeon": Surgeon()}, BUDGETS), tmp_path / "out"
+    if not saved_before:
+        sweep(place, out, grid)  # without the models, which are wanted now
+    with monkeypatch.context() as patch:
+        patch.setattr(sweep_job, "keep", lambda *args, **options: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            sweep(place, out, grid, save=True)
+    kept = json.loads((out / "results.json").read_text())
+    assert [row["flops"] for row in kept] == ([0.8] if saved_before else [0.8, 0.4])
+    record = sweep(place, out, grid, save=True)
+    assert [row["flops"] for row in record["results"]] == [0.8, 0.4]
+    assert all((out / row["model"]).is_dir() for row in record["results"])
+    assert record["results"][0]["value"] == kept[0]["value"]

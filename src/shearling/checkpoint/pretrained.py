@@ -26,22 +26,16 @@ def load_model(
     name: str, *, device: str = "auto", dtype: str | None = None, trust_remote_code: bool = False
 ) -> PreTrainedModel:
     """The model with the head its checkpoint was saved with, every weight of it from the checkpoint."""
-    from transformers import AutoConfig
-
     if _is_gguf(name):
         return _load_gguf(Path(name), device_of(device), dtype_of(dtype) or torch.float32)
     sentence = transformer_in(Path(name))
     path = sentence or Path(name)
-    if path.exists() and not (path / "config.json").is_file():
-        raise ModelError(f"{name} has no config.json: it is not a model directory.")
+    config = load_config(name, trust_remote_code=trust_remote_code)
     name = name if sentence is None else str(sentence)
     check_index(path)
     record = check_files(path)[0] if (path / RECORD).is_file() else None
     with _told(f"Cannot load the model '{name}'", local=path.exists()):
-        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-        if sentence is not None:
-            config.architectures = None  # what it was made from may have had a head; sentences have none
-        model, info = _class_of(config, name).from_pretrained(
+        model, info = _class_of(config, name, trusted=trust_remote_code).from_pretrained(
             name,
             dtype=dtype_of(dtype) or "auto",
             output_loading_info=True,
@@ -58,6 +52,34 @@ def load_model(
         check_weights(model, set(), record, path)
     loaded: PreTrainedModel = model.eval().to(device_of(device))
     return loaded
+
+
+def load_config(name: str, *, trust_remote_code: bool = False) -> Any:
+    """The configuration of a model directory or of an id on the Hub; no weight is read."""
+    from transformers import AutoConfig
+
+    sentence = transformer_in(Path(name))
+    path = sentence or Path(name)
+    if path.exists() and not (path / "config.json").is_file():
+        raise ModelError(f"{name} has no config.json: it is not a model directory.")
+    with _told(f"Cannot load the model '{name}'", local=path.exists()):
+        config = AutoConfig.from_pretrained(
+            name if sentence is None else str(sentence), trust_remote_code=trust_remote_code
+        )
+    if sentence is not None:
+        config.architectures = None  # what it was made from may have had a head; sentences have none
+    return config
+
+
+def check_prunable(name: str, *, trust_remote_code: bool = False) -> None:
+    """Complain about an architecture that has no row while nothing but its configuration has been read."""
+    if not _is_gguf(name):  # it holds its configuration itself
+        check_supported(load_config(name, trust_remote_code=trust_remote_code))
+
+
+def is_remote(thing: Any) -> bool:
+    """Whether the class of a model, configuration or tokenizer is code that came with the model."""
+    return type(thing).__module__.split(".")[0] == "transformers_modules"
 
 
 def _is_gguf(name: str) -> bool:
@@ -134,14 +156,24 @@ def dtype_of(name: str | None) -> torch.dtype | None:
     return DTYPES[name]
 
 
-def _class_of(config: Any, name: str) -> Any:
+def _class_of(config: Any, name: str, *, trusted: bool) -> Any:
+    """The class the checkpoint was saved with: one of transformers, or, where it is trusted, the model's own."""
     import transformers
 
     names = config.architectures or []
-    found = getattr(transformers, names[0], None) if names else None
-    if names and not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
-        raise ModelError(f"{name} is a {names[0]}, a model that transformers {transformers.__version__} does not have.")
-    return found or transformers.AutoModel
+    if not names:
+        return transformers.AutoModel
+    own = getattr(config, "auto_map", None) or {}
+    served = [auto for auto, reference in own.items() if str(reference).split(".")[-1] == names[0]]
+    if served and trusted:
+        return getattr(transformers, served[0])  # an `AutoModelFor...`, which fetches the class
+    found = getattr(transformers, names[0], None)
+    if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+        return found
+    hint = " Its code comes with it; --trust-remote-code runs that." if served else ""
+    raise ModelError(
+        f"{name} is a {names[0]}, a model that transformers {transformers.__version__} does not have.{hint}"
+    )
 
 
 @contextmanager

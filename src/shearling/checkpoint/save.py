@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shearling.checkpoint.sentence import MODULES, modules_with_transformer_on_top, transformer_in
+from shearling.checkpoint.companions import write_companions
 from shearling.engine.distributed import on_first
 from shearling.engine.silence import quiet_transformers
 from shearling.files import RECORD, whole_directory
@@ -17,14 +16,6 @@ from shearling.files import RECORD, whole_directory
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
-
-# Tokenizer, processor, generation and sentence-transformers files that go with a model.
-COMPANIONS = (
-    "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.spm", "*.model",
-    "spiece*", "sentencepiece*", "*preprocessor_config.json", "processor_config.json", "chat_template*",
-    "generation_config.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
-    "[0-9]_*", "LICENSE*", "NOTICE*",
-)  # fmt: skip
 
 
 def save(
@@ -58,16 +49,14 @@ def write_checkpoint(
     model.config.auto_map = _auto_map(model)  # and so saving it writes the file that this points to
     with quiet_transformers(notes=True):
         model.save_pretrained(folder)
-    if isinstance(source, (str, os.PathLike)):
-        copy_companions(Path(source), folder)
-    elif source is not None:
-        source.save_pretrained(folder)  # a tokenizer or processor
+    has_tokenizer = write_companions(source, model, folder)
     architecture = type(model).__name__
     name = getattr(model.config, "_name_or_path", None) or None
     record = report | {
         "base": _base(source, name, folder),
         "architecture": architecture,
         "auto_class": _auto_class(model),
+        "tokenizer": has_tokenizer,
         "card": carried_over(source_facts(source, name), architecture),
         "kept": [units.tolist() for units in kept],
     }
@@ -82,22 +71,6 @@ def _base(source: Any, name: str | None, folder: Path) -> str | None:
         way = os.path.relpath(local.resolve(), folder.resolve())
         return way if way.startswith(".") else f"./{way}"
     return name
-
-
-def copy_companions(source: Path, folder: Path) -> None:
-    """Tokenizer and other files that belong to the model but not to its weights."""
-    inside = transformer_in(source)  # a directory of sentence-transformers may keep the model in a folder of its own
-    if inside is not None and inside != source:
-        (folder / MODULES).write_text(modules_with_transformer_on_top(source), encoding="utf-8")
-        copy_companions(inside, folder)
-    for pattern in COMPANIONS:
-        for path in sorted(source.glob(pattern)):
-            if path == inside:
-                continue
-            if path.is_dir():
-                shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
-            elif not (folder / path.name).exists():
-                shutil.copyfile(path, folder / path.name)
 
 
 def _auto_map(model: Any) -> dict[str, str]:

@@ -9,6 +9,8 @@ from typing import Any
 
 from shearling.errors import InputError, ShearlingError
 
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
 
 def main() -> None:
     """Run the command line: 0 done, 2 wrong use or bad input, 130 interrupted, 1 anything else."""
@@ -16,7 +18,7 @@ def main() -> None:
     try:
         sys.exit(run(sys.argv[1:]))
     except KeyboardInterrupt:  # so early, or so late, that no command is at work
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
 
 
 def _leave(number: int, frame: object) -> None:
@@ -39,6 +41,8 @@ def run(arguments: list[str]) -> int:
 
         with together(arguments):
             result = app(arguments, prog_name="shearling", standalone_mode=False)
+        if result == INTERRUPTED:  # typer's word for Ctrl-C
+            raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except InputError as error:
         complain(str(error))
@@ -47,10 +51,10 @@ def run(arguments: list[str]) -> int:
         return leaving.exit_code
     except typer.Abort:
         complain("interrupted")
-        return 130
+        return INTERRUPTED
     except KeyboardInterrupt:
         complain("interrupted; nothing was left half-written")
-        return 130
+        return INTERRUPTED
     except _usage_error() as error:
         if message := error.format_message().strip():  # empty where the help has been shown instead
             path = getattr(getattr(error, "ctx", None), "command_path", "shearling")

@@ -16,7 +16,7 @@ scores.py     the score of a task
 """
 
 from shearling.data.batches import Batch, Batches
-from shearling.data.encode import SmallSampleWarning, encode
+from shearling.data.encode import encode
 from shearling.data.files import read_rows
 from shearling.data.hub import load_rows, load_task_rows
 from shearling.data.rows import Rows, as_rows
@@ -27,7 +27,6 @@ __all__ = [
     "Batch",
     "Batches",
     "Rows",
-    "SmallSampleWarning",
     "Task",
     "as_rows",
     "encode",

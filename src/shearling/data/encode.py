@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -19,13 +18,7 @@ from shearling.errors import InputError
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-SMALL_SAMPLE = 64
-
 _log = logging.getLogger(__name__)
-
-
-class SmallSampleWarning(UserWarning):
-    """The sample is too small for its statistics to be trusted."""
 
 
 def encode(
@@ -66,7 +59,10 @@ def encode(
     else:
         examples = encoder.tokenize(rows.select(_draw(rng, len(rows), samples)))
         examples = examples.select(_draw(rng, len(examples), samples))
-    _warn_if_few(len(examples), samples, rows)
+    if samples is not None and len(examples) < samples:
+        _log.info(
+            "%s gives %d examples, fewer than the %d asked for; all are used", rows.source, len(examples), samples
+        )
     return encoder.batches(examples, batch_size, bucket=bucket)
 
 
@@ -74,14 +70,3 @@ def _draw(rng: np.random.Generator, count: int, samples: int | None) -> NDArray[
     if samples is None or samples >= count:
         return np.arange(count)
     return np.sort(rng.choice(count, size=samples, replace=False))
-
-
-def _warn_if_few(count: int, samples: int | None, rows: Rows) -> None:
-    if samples is not None and count < samples:
-        _log.info("%s gives %d examples, fewer than the %d asked for; all are used", rows.source, count, samples)
-    if count < SMALL_SAMPLE:
-        warnings.warn(
-            f"the sample has only {count} examples of {rows.source}; give at least {SMALL_SAMPLE}, better 2,048",
-            SmallSampleWarning,
-            stacklevel=3,
-        )

@@ -91,8 +91,13 @@ Columns = dict[str, list[Any]]
 
 def _text_lines(stream: IO[bytes]) -> Iterator[str]:
     """The lines with their ends kept; a byte-order mark is not part of the text."""
-    for number, line in enumerate(io.TextIOWrapper(stream, encoding="utf-8", newline="")):
-        yield line.removeprefix(_BOM) if number == 0 else line
+    text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
+    try:
+        for number, line in enumerate(text):
+            yield line.removeprefix(_BOM) if number == 0 else line
+    finally:
+        if not stream.closed:
+            text.detach()  # it is closed where it was opened
 
 
 def _read_jsonl(stream: IO[bytes], path: Path, limit: int | None) -> Columns:
@@ -112,7 +117,7 @@ def _read_jsonl(stream: IO[bytes], path: Path, limit: int | None) -> Columns:
 
 def _read_json(stream: IO[bytes], path: Path, limit: int | None) -> Columns:
     """A list of objects; a file of one object a line is often named .json too, and is read as such."""
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig").read()
+    text = stream.read().decode("utf-8-sig")
     if not text.lstrip().startswith("["):
         return _read_jsonl(io.BytesIO(text.encode()), path, limit)
     try:
@@ -207,7 +212,7 @@ def _read_parquet(stream: IO[bytes], path: Path, limit: int | None) -> Columns:
 
 def _read_text(stream: IO[bytes], path: Path, limit: int | None) -> Columns:
     """One row per paragraph; a file without blank lines gives one row per line."""
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig").read().strip()
+    text = stream.read().decode("utf-8-sig").strip()
     paragraphs = re.split(r"\n\s*\n", text)
     if len(paragraphs) == 1:
         paragraphs = text.splitlines()

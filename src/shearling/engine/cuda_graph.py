@@ -43,7 +43,8 @@ def recorded(step: Callable[[], object], device: torch.device) -> torch.cuda.CUD
                 step()
         torch.cuda.current_stream().wait_stream(apart)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        # "thread_local": other threads, such as those of a loader, may go on using CUDA meanwhile.
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             step()  # recorded, not run
     return graph
 

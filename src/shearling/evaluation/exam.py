@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,6 +33,7 @@ class Evaluation:
 
     extra   other metrics of the same answers, by name
     dense   what the model scored before it was pruned, where that is known
+    rows    the fingerprint of the rows it was scored on
     """
 
     task: str
@@ -42,6 +44,7 @@ class Evaluation:
     extra: Mapping[str, float]
     seconds: float
     dense: float | None = None
+    rows: str | None = None
 
     def __str__(self) -> str:
         also = "" if self.em is None else f", exact match {self.em:.2f}"
@@ -59,7 +62,7 @@ class Evaluation:
         also = {"em": self.em, "dense": self.dense}
         fields |= {name: round(value, 4) for name, value in also.items() if value is not None}
         extra = {name: round(value, 4) for name, value in self.extra.items()}
-        return fields | ({"extra": extra} if extra else {})
+        return fields | ({"extra": extra} if extra else {}) | ({"rows": self.rows} if self.rows else {})
 
 
 def evaluate(
@@ -103,6 +106,11 @@ class Exam:
     rows: Rows
     batch_size: int = 64
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Of the rows."""
+        return self.rows.fingerprint()
+
     def unlabelled_encoder(self) -> Encoder:
         """An encoder of the same rows that does not ask for labels."""
         plain = self.encoder.inner if isinstance(self.encoder, _Remembering) else self.encoder
@@ -131,6 +139,7 @@ class Exam:
             em=result.em,
             extra=result.extra,
             seconds=time.perf_counter() - began,
+            rows=self.fingerprint,
         )
 
 
@@ -189,7 +198,10 @@ def read_outputs(outputs: Any, batch: Batch) -> torch.Tensor:
         return torch.as_tensor(outputs["logits"])
     if "last_hidden_state" in outputs:
         hidden = outputs["last_hidden_state"].float()
-        real = batch["attention_mask"].to(hidden)[..., None]  # [examples, tokens, 1]
+        mask = batch.get("attention_mask")
+        if mask is None or mask.shape != hidden.shape[:2]:  # patches of an image, frames of a sound
+            return torch.as_tensor(hidden.mean(dim=1))
+        real = mask.to(hidden)[..., None]  # [examples, tokens, 1]
         return torch.as_tensor((hidden * real).sum(dim=1) / real.sum(dim=1))
     raise ModelError(
         f"the model gives {list(outputs)}, but neither logits nor hidden states; give one with a task head"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,14 +32,12 @@ def inputs_from_rows(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Any, task: Any, *, max_length: int | None = None
 ) -> list[Inputs]:
     """Batches of real examples; the first has several, the last is a single example."""
-    from shearling.data import SmallSampleWarning, encode
+    from shearling.data import encode
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SmallSampleWarning)  # a few are enough to check with
-        batches = encode(
-            rows, tokenizer, task, model_config=model.config, max_length=max_length, batch_size=16, samples=EXAMPLES,
-            labels="ignore",
-        )  # fmt: skip
+    batches = encode(
+        rows, tokenizer, task, model_config=model.config, max_length=max_length, batch_size=16, samples=EXAMPLES,
+        labels="ignore",
+    )  # fmt: skip
     return _tried(model, [dict(batch) for batch in batches])
 
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from shearling.costs import KINDS
+from shearling.engine.distributed import fail_together
 from shearling.errors import ConstraintError, DataError, InputError, ShearlingError
 from shearling.files import check_writable
 from shearling.models.structure import structure_of
@@ -49,7 +50,7 @@ class PruneOnTrainEnd(TrainerCallback):
             raise ConstraintError('Give a constraint: PruneOnTrainEnd(flops=0.5, out="my-model-50").')
         self.out, self.force, self.options = Path(out), force, options
         self.pruned: Pruned | None = None
-        self.error: ShearlingError | None = None
+        self.error: Exception | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         check_writable(self.out, force=self.force)
@@ -57,14 +58,17 @@ class PruneOnTrainEnd(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         try:
-            data = _alike_everywhere(kwargs.get("train_dataloader"), args, self.options.get("seed", 0))
-            self.pruned = prune(_merged(kwargs["model"], copied=True), data, **self.options)
-            self.pruned.save(self.out, source=kwargs.get("processing_class"), force=self.force)  # all meet, one writes
+            with fail_together():
+                data = _alike_everywhere(kwargs.get("train_dataloader"), args, self.options.get("seed", 0))
+                pruned = prune(_merged(kwargs["model"], copied=True), data, **self.options)
+                pruned.save(self.out, source=kwargs.get("processing_class"), force=self.force)  # all meet, one writes
+            self.pruned = pruned
             if state.is_world_process_zero:
-                logger.warning("pruned model written to %s\n%s", self.out, self.pruned)
-        except ShearlingError as error:
+                logger.warning("pruned model written to %s\n%s", self.out, pruned)
+        except Exception as error:  # of ours, of torch, of the user's collator: the training is done and stays
             self.error = error
-            logger.error("The model was trained, but not pruned: %s", error)
+            told = "" if isinstance(error, ShearlingError) else f"{type(error).__name__}: "
+            logger.error("The model was trained, but not pruned: %s%s", told, error, exc_info=bool(told))
 
 
 def _alike_everywhere(loader: Any, args: Any, seed: int) -> Any:

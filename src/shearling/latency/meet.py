@@ -6,15 +6,15 @@ import copy
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from shearling.costs import Limit
 from shearling.engine.cuda_graph import using_threads
-from shearling.engine.distributed import rank_and_world
+from shearling.engine.distributed import on_first
 from shearling.engine.hooks import device_of, frozen
 from shearling.engine.precision import DTYPES
 from shearling.engine.progress import Stages
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 TOLERANCE = 0.05  # of the ratio asked for
 CORRECTIONS = 2
 
-T = TypeVar("T")
 Cut = tuple[list[Tensor], Structure]  # what stays, and the student
 
 
@@ -73,9 +72,8 @@ def meet(
     while True:
         predicted = table.predict(teacher, [len(units) for units in kept]) / table.dense
         with stages("timing"):
-            first = rank_and_world()[0] == 0  # processes that timed at once would disturb each other
-            timed = measure_ratio(teacher.model, student.model, table, at_home=at_home) if first else 0.0
-            measured = _agreed(timed)
+            # Processes that timed at once would disturb each other, and they must choose alike.
+            measured = on_first(partial(measure_ratio, teacher.model, student.model, table, at_home=at_home))
         tried.append({"predicted": predicted, "measured": measured})
         missed = measured > ratio * (1 + TOLERANCE)
         if not (missed and correct and at_home and len(tried) <= CORRECTIONS):
@@ -130,9 +128,7 @@ def table_for(structure: Structure, batch_size: int, length: float | None, stage
     """A table that is measured now, by one process."""
     seq_len = max(round(length), 1) if length is not None else 128
     with stages("profile") as progress:
-        first = rank_and_world()[0] == 0
-        found = profile(structure.model, batch_size=batch_size, seq_len=seq_len, progress=progress) if first else None
-        return cast(Table, _agreed(found))
+        return on_first(lambda: profile(structure.model, batch_size=batch_size, seq_len=seq_len, progress=progress))
 
 
 def measure_ratio(dense: PreTrainedModel, pruned: PreTrainedModel, table: Table, *, at_home: bool = True) -> float:
@@ -145,12 +141,3 @@ def measure_ratio(dense: PreTrainedModel, pruned: PreTrainedModel, table: Table,
     with using_threads(threads), frozen(models[0]), frozen(models[1]), torch.inference_mode():
         full, less = in_turns([runner(model, example, runtime) for model in models], device_of(models[0]))
     return less.median / full.median
-
-
-def _agreed(value: T) -> T:
-    """The first process's reading, for all of them: they must choose alike."""
-    if rank_and_world()[1] > 1:
-        box = [value]
-        dist.broadcast_object_list(box, src=0)
-        return box[0]
-    return value

@@ -18,8 +18,10 @@ from shearling.engine.moments import Moments
 from shearling.engine.precision import Precision
 from shearling.engine.progress import Stages
 from shearling.engine.repair import repair_layers
+from shearling.errors import ModelError
 from shearling.methods.counts import allocate_counts
 from shearling.methods.method import Evidence, Method, Repaired, WantsLabels
+from shearling.methods.ranges import DAMPING, check_options
 from shearling.methods.select import best, prices, searched, uniform_counts
 from shearling.models.structure import Structure
 from shearling.models.sublayer import Sublayer
@@ -50,6 +52,7 @@ class Paper(Method):
 
     importance  what a unit is worth in the search
     allocation  `searched` (Alg. 1, 2), or `uniform`: the same ratio in every layer
+    damp        of the tuning (Eq. 27): 0 to 1e6
     precision   of the products in passes over the sample, on a GPU; docs/performance.md has what it changes
     drop_sublayers  where the layers' overheads alone exceed a latency, drop whole sublayers until they do not
     """
@@ -63,6 +66,9 @@ class Paper(Method):
     damp: float = DAMP
     drop_sublayers: bool = True
     precision: Precision = "bfloat16"
+
+    def __post_init__(self) -> None:
+        check_options(self, {"damp": DAMPING})
 
     @property
     def wants_labels(self) -> WantsLabels:
@@ -83,6 +89,8 @@ class Paper(Method):
                 backward=True,
                 precision=self.precision,
             )
+            if not all(bool(values.isfinite().all()) for values in gradients):
+                raise ModelError("The gradients of the masks are not finite; half precision may overflow: try float32.")
             if earlier is not None:
                 gradients = [torch.cat([e.gradients, g]) for e, g in zip(earlier, gradients, strict=True)]
             worth = importances(self.importance, structure.sublayers, gradients, seed)

@@ -20,6 +20,7 @@ from shearling.engine.repair import repair_layers
 from shearling.errors import ConstraintError
 from shearling.methods.counts import allocate_counts
 from shearling.methods.method import Evidence, Method, Repaired, WantsLabels
+from shearling.methods.ranges import DAMPING, check_options
 from shearling.models.structure import Structure
 from shearling.models.sublayer import Sublayer
 from shearling.sample.batch import Batch
@@ -48,6 +49,7 @@ class Surgeon(Method):
     refit    fit the output projections to the teacher afterwards
     realign  and, before that, what goes into the units
     labels   use the data's labels for the curvature, instead of labels drawn from the model
+    damp, ridge  of the order and of the refit, as shares of the mean diagonal: 0 to 1e6
     precision  of the products in passes over the sample, on a GPU; docs/performance.md has what it changes
     """
 
@@ -59,6 +61,9 @@ class Surgeon(Method):
     damp: float = DAMP
     ridge: float = RIDGE
     precision: Precision = "bfloat16"
+
+    def __post_init__(self) -> None:
+        check_options(self, {"damp": DAMPING, "ridge": DAMPING})
 
     @property
     def wants_labels(self) -> WantsLabels:

@@ -29,4 +29,5 @@ def with_all_weights(model: PreTrainedModel) -> PreTrainedModel:
     remove_hook_from_module(whole, recurse=True)
     whole.load_state_dict(fetched, strict=False, assign=True)
     whole.tie_weights()
+    del whole.hf_device_map  # it says where the weights were; saving would look for them there
     return whole.to("cpu").eval()

@@ -210,7 +210,7 @@ PLAN = Schema(
     record({
         "sizes": several(mapping(COUNT)), "lengths": several(NUMBER), "seed": _SEED, "seconds": mapping(NUMBER),
         "warnings": several(TEXT), "examples": integer("a count", 0, _BIG), "settings": OBJECT,
-        **each("fingerprint method", TEXT),
+        **each("fingerprint method weights", TEXT),
     }),
     CheckpointError,
     "Measure again.",

@@ -26,6 +26,8 @@ from torch import Tensor
 from shearling.engine.cuda_graph import Loop
 from shearling.engine.distributed import dealt, gathered
 from shearling.engine.progress import Progress, silent
+from shearling.errors import ModelError
+from shearling.surgeon.damped import damped_factor
 from shearling.surgeon.measure import Curvature
 
 DAMP = 1e-2
@@ -107,18 +109,14 @@ class _State:
     @staticmethod
     def start(batch: Sequence[Curvature], damp: float) -> _State:
         device = batch[0].W.device
-        A = torch.stack([c.A.to(device).double() for c in batch])
-        diagonal = A.diagonal(dim1=1, dim2=2)
+        A, W, G = (torch.stack([getattr(c, name).to(device).double() for c in batch]) for name in ("A", "W", "G"))
+        if not all(bool(statistic.isfinite().all()) for statistic in (A, W, G)):
+            raise ModelError(
+                "The activations, gradients or weights of a sublayer are not finite, so its units cannot be ordered. "
+                "Check the weights; half precision may overflow: try --dtype float32."
+            )
         # A sublayer that never fired still needs an inverse; its columns then cost nothing, as they should.
-        scale = diagonal.mean(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny ** 0.5)
-        diagonal.add_(damp * scale)
-        factor, failed = torch.linalg.cholesky_ex(A)
-        while failed.any():  # rounding left A indefinite: damp those sublayers more
-            diagonal.add_(torch.where(failed > 0, damp * scale[:, 0], 0)[:, None])
-            factor, failed = torch.linalg.cholesky_ex(A)
-        B = torch.cholesky_inverse(factor)
-        W = torch.stack([c.W.double() for c in batch])
-        G = torch.stack([c.G.to(device).double() for c in batch])
+        B = torch.cholesky_inverse(damped_factor(A, damp))
         return _State(B, W.mT @ G @ W, batch[0].width)
 
     def _lay_out(self, names: Tensor) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from shearling.engine.moments import Moments
+from shearling.surgeon.damped import damped_factor
 
 RIDGE = 1e-2
 
@@ -55,13 +56,8 @@ def solve_ridge(weight: Tensor, bias: Tensor | None, moments: Moments, ridge: fl
     if not len(gram):
         return weight, bias
     rest = cross - gram @ old
-    penalty = ridge * gram.diagonal().mean().clamp_min(torch.finfo(torch.float64).tiny ** 0.5)
-    damped = gram.clone()
-    damped.diagonal().add_(penalty)
-    factor, failed = torch.linalg.cholesky_ex(damped)
-    while failed:  # rounding left the sums indefinite: hold on to the old weights more
-        penalty = 10 * penalty
-        damped.diagonal().add_(penalty)
-        factor, failed = torch.linalg.cholesky_ex(damped)
+    if not rest.isfinite().all():  # sums that overflowed tell nothing: the weights stay
+        return weight, bias
+    factor = damped_factor(gram[None].clone(), ridge)[0]
     new = (old + torch.cholesky_solve(rest, factor)).to(weight.dtype)
     return (new.T, None) if bias is None else (new[:-1].T, new[-1])

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from shearling.costs import ratio_of
+from shearling.engine.distributed import on_first
 from shearling.engine.progress import Watcher
 from shearling.errors import ConstraintError, InputError
 from shearling.evaluation.exam import Evaluation, Exam
@@ -141,5 +142,5 @@ def _point(plan: Plan, exam: Exam, grid: Grid, point: Outcome, progress: Any) ->
         pruned = plan.prune(**asked)
     except ConstraintError as error:  # this budget cannot be met; the others may
         return Outcome(point.method, point.constraint, point.seed, problem=str(error))
-    score = exam.take(pruned.model, progress=progress)
+    score = on_first(lambda: exam.take(pruned.model, progress=progress))
     return Outcome(point.method, point.constraint, point.seed, pruned, score)

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any, TypeVar
 
 from shearling.costs import KINDS
+from shearling.engine.distributed import on_first
 from shearling.engine.progress import Watcher
 from shearling.errors import ConstraintError, InputError
-from shearling.evaluation.exam import Exam
+from shearling.evaluation.exam import Evaluation, Exam
 from shearling.pipeline import Plan, Pruned
 from shearling.workflows.source import Target, cut
 
@@ -64,29 +65,31 @@ class Drop:
     def meet(self, plan: Plan, target: Target, exam: Exam, watcher: Watcher | None = None) -> Pruned:
         """The smallest model found that stays within the drop; its report lists every budget tried."""
         progress = None if watcher is None else partial(watcher, "evaluate")
-        dense = exam.take(plan.structure.model, progress=progress)
+        dense = on_first(lambda: exam.take(plan.structure.model, progress=progress))
         sign = -1 if dense.metric == "perplexity" else 1
 
-        def attempt(budget: float) -> tuple[Pruned | None, Tried]:
+        def attempt(budget: float) -> tuple[tuple[Pruned, Evaluation] | None, Tried]:
             try:
                 pruned = cut(plan, self._aim(target, budget))
             except ConstraintError as error:  # too small to be met at all
                 return None, Tried(budget, None, None, False, str(error))
-            value = exam.take(pruned.model, progress=progress).value
-            lost = sign * (dense.value - value)
-            return pruned, Tried(budget, value, lost, lost <= self.points + 1e-9)
+            score = on_first(lambda: exam.take(pruned.model, progress=progress))
+            lost = sign * (dense.value - score.value)
+            return (pruned, score), Tried(budget, score.value, lost, lost <= self.points + 1e-9)
 
-        pruned, tried = smallest(attempt)
-        if pruned is None:
+        found, tried = smallest(attempt)
+        if found is None:
             raise ConstraintError(_nothing(self, dense.metric, dense.value, tried))
+        pruned, score = found
         best = min(t.budget for t in tried if t.allowed)
         chosen = next(t for t in tried if t.budget == best)
-        found = {
+        facts = {
             "allowed": self.points, "by": self.by, "metric": dense.metric, "dense": dense.value, "value": chosen.value,
             "drop": chosen.drop, "examples": dense.examples, "tried": [asdict(t) for t in tried],
         }  # fmt: skip
-        report = pruned.report
-        return replace(pruned, report=replace(report, extra=report.extra | {"max_drop": found}))
+        scored = replace(score, dense=dense.value).to_json()  # what card and `show` read
+        extra = pruned.report.extra | {"max_drop": facts, "evaluations": [scored]}
+        return replace(pruned, report=replace(pruned.report, extra=extra))
 
     def _aim(self, target: Target, budget: float) -> Target:
         wanted: dict[str, Any] = {self.by: budget}

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from shearling.checkpoint.pretrained import load_model
+from shearling.checkpoint.pretrained import check_prunable, load_model
 from shearling.engine.progress import Watcher, silent
 from shearling.files import check_file
 from shearling.latency.profile import BUDGET, profile
@@ -42,6 +42,7 @@ def profile_source(
     if picture is not None:
         check_file(picture, force=force)
         check_picture(picture)
+    check_prunable(model, trust_remote_code=setting.trust_remote_code)
     loaded = load_model(model, device=setting.device, dtype=setting.dtype, trust_remote_code=setting.trust_remote_code)
     table = profile(
         loaded,

@@ -20,8 +20,8 @@ from shearling.engine.progress import Watcher
 from shearling.errors import ModelError, OutputError
 from shearling.files import RECORD, check_writable, weights_digest, whole_directory
 from shearling.schema import CONFIG
-from shearling.workflows.source import Source, known_dense
-from shearling.workflows.training import Recipe, check_alone, plain_device, retrain
+from shearling.workflows.source import Source, check_early, known_dense
+from shearling.workflows.training import Recipe, check_alone, last_checkpoint, plain_device, retrain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,6 +51,7 @@ def retrain_source(
     place = plain_device(source.device)
     record = read_record(Path(source.model))
     check_writable(out, force=force, keep=(source.model,))
+    check_early(source, evaluation)
     # Small steps vanish in half precision: training is in float32, the result in the checkpoint's own type.
     model = load_model(source.model, device="cpu", dtype="float32", trust_remote_code=source.trust_remote_code)
     guide = None if teacher is None else _teacher(teacher, model, source.trust_remote_code)
@@ -58,7 +59,12 @@ def retrain_source(
     progress = None if watcher is None else partial(watcher, "evaluate")
     before = None if exam is None else exam.take(model, device=place, progress=progress)
     work = _work_folder(out, source, rows.fingerprint(), recipe, teacher, force=force)
-    trained = retrain(model, encoder, rows, recipe, work=work, teacher=guide, device=source.device, watcher=watcher)
+    try:
+        trained = retrain(model, encoder, rows, recipe, work=work, teacher=guide, device=source.device, watcher=watcher)
+    except BaseException:
+        if last_checkpoint(work) is None:  # there is nothing to go on from
+            shutil.rmtree(work, ignore_errors=True)
+        raise
     after = None if exam is None else exam.take(model, device=place, progress=progress)
     facts = {
         **asdict(recipe), "task": task.name, "examples": len(rows), "teacher": teacher, **asdict(trained),
@@ -162,7 +168,7 @@ def _work_folder(out: Path, source: Source, data: str, recipe: Recipe, teacher: 
     settings = json.dumps([model, data, reading, asdict(recipe), teacher], sort_keys=True)
     note = work / "settings.json"
     if note.is_file() and note.read_text(encoding="utf-8") != settings:
-        if not force:
+        if not force and last_checkpoint(work) is not None:
             raise OutputError(
                 f"{work} holds an interrupted retraining with other settings; give the same ones to go on with it, "
                 "choose another place, or start afresh with force (--force, force=True)."

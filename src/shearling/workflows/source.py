@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shearling.checkpoint.load import read_record
-from shearling.checkpoint.pretrained import device_of, load_model, load_reader
+from shearling.checkpoint.pretrained import check_prunable, device_of, is_remote, load_model, load_reader
 from shearling.checkpoint.record import add_evaluation, base_of
 from shearling.costs import ratio_of
-from shearling.data import load_rows
+from shearling.data import load_rows, read_rows
 from shearling.engine.progress import Watcher
 from shearling.errors import ConstraintError, DataError, ModelError, ShearlingError
 from shearling.files import check_writable
 from shearling.latency.meet import checked_table
 from shearling.latency.table import load_table
-from shearling.methods import Method, Surgeon
+from shearling.methods import Method
 from shearling.pipeline import MOST_SAMPLES as SAMPLES
 from shearling.pipeline import Plan, Pruned, measure
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from shearling.data import Batches, Rows, Task
+    from shearling.data.encoder import Labels
     from shearling.evaluation.exam import Evaluation, Exam
     from shearling.workflows.max_drop import Drop
 
@@ -105,10 +106,12 @@ class Target:
         return self
 
 
-def read_source(source: Source, *, labels: bool) -> Loaded:
+def read_source(source: Source, *, labels: Labels) -> Loaded:
     """Load the model, its tokenizer and a sample of the data."""
     from shearling.data import find_task, infer_task
 
+    check_early(source)
+    check_prunable(source.model, trust_remote_code=source.trust_remote_code)
     model = load_model(
         source.model, device=source.device, dtype=source.dtype, trust_remote_code=source.trust_remote_code
     )
@@ -121,8 +124,19 @@ def read_source(source: Source, *, labels: bool) -> Loaded:
     return Loaded(model, tokenizer, task, rows, batches)
 
 
+def check_early(source: Source, *more: str | None) -> None:
+    """Look at the task's name and at the start of every data file before anything large is read."""
+    from shearling.data import find_task
+
+    if source.task:
+        find_task(source.task)
+    for data in (source.data, *more):
+        if data is not None:
+            read_rows(data, limit=1)
+
+
 def sample_batches(
-    source: Source, rows: Rows, tokenizer: PreTrainedTokenizerBase, task: Task, config: Any, *, labels: bool
+    source: Source, rows: Rows, tokenizer: PreTrainedTokenizerBase, task: Task, config: Any, *, labels: Labels
 ) -> Batches:
     """Draw the sample that the source asks for."""
     from shearling.data import encode
@@ -136,7 +150,7 @@ def sample_batches(
         batch_size=source.examples_per_batch,
         samples=source.samples,
         seed=source.seed,
-        labels="require" if labels else "optional",
+        labels=labels,
         text_columns=source.text_columns,
         label_column=source.label_column,
     )
@@ -164,10 +178,24 @@ def exam_of(source: Source, loaded: Loaded, evaluation: str | None, *, limit: in
 
 
 def measure_source(
-    source: Source, method: Method, *, target: Target | None = None, watcher: Watcher | None = None
+    source: Source,
+    method: Method,
+    *,
+    target: Target | None = None,
+    written: bool = True,
+    watcher: Watcher | None = None,
 ) -> tuple[Plan, Loaded]:
-    """Read a source and measure it, once it is clear that the target's latency table is of this model."""
-    loaded = read_source(source, labels=needs_labels(method, source))
+    """Read a source and measure it, once it is clear that the target's latency table is of this model.
+
+    written  the pruned model is to be a directory
+    """
+    loaded = read_source(source, labels=labels_for(method))
+    if written and is_remote(loaded.model):
+        raise ModelError(
+            f"{type(loaded.model).__name__} is a class that came with the model, and a pruned copy of it could not be "
+            "loaded from a directory. Prune it from Python, where the result can be used at once: "
+            "shearling.prune(model, data, flops=0.5).model."
+        )
     if target is not None:
         checked_table(target.table, target.latency, loaded.model)
     plan = measure(
@@ -179,7 +207,7 @@ def measure_source(
         length=source.length,
         watcher=watcher,
     )
-    if source.trust_remote_code:
+    if is_remote(loaded.model) or is_remote(loaded.model.config) or is_remote(loaded.tokenizer):
         plan = replace(plan, warnings=[*plan.warnings, "code that came with the model was run (--trust-remote-code)"])
     return plan, loaded
 
@@ -201,7 +229,9 @@ def prune_source(
     target = target.checked() if drop is None else drop.checked(target)
     if out is not None:
         check_writable(out, force=force, keep=(source.model,))
-    plan, loaded = measure_source(source, method, target=target, watcher=watcher)
+    if drop is not None:
+        check_early(source, drop.evaluation)
+    plan, loaded = measure_source(source, method, target=target, written=out is not None, watcher=watcher)
     if drop is None:
         pruned = cut(plan, target)
     else:
@@ -236,6 +266,7 @@ def evaluate_source(
     from shearling.data import find_task, infer_task
     from shearling.evaluation.exam import evaluate
 
+    check_early(source)
     model = load_model(
         source.model, device=source.device, dtype=source.dtype, trust_remote_code=source.trust_remote_code
     )
@@ -280,21 +311,20 @@ def record_evaluation(
 
 
 def known_dense(record: dict[str, Any], score: dict[str, Any]) -> float | None:
-    """What a record says the dense model scored on the rows of `score`; the pruned model's own score tells them."""
-    wanted = score["metric"], score["examples"]
-    for entry in (record.get("max_drop"), *(record.get("evaluations") or [])):
-        if not isinstance(entry, dict) or (entry.get("metric"), entry.get("examples")) != wanted:
+    """What a record says the dense model scored on the rows of `score`, where the pruned one's score agrees too."""
+    same = ("task", "metric", "examples", "rows")
+    for entry in record.get("evaluations") or []:
+        if not score.get("rows") or any(entry.get(name) != score[name] for name in same):
             continue
         value, dense = (entry.get(name) for name in ("value", "dense"))
         if not isinstance(value, (int, float)) or not isinstance(dense, (int, float)):
             continue
-        if entry.get("task", score["task"]) == score["task"] and abs(value - score["value"]) <= SAME_SCORE:
+        if abs(value - score["value"]) <= SAME_SCORE:
             return float(dense)
     return None
 
 
-def needs_labels(method: Method, source: Source) -> bool:
-    """Labels are asked for where the method uses them and the task has any."""
-    if isinstance(method, Surgeon):
-        return method.labels
-    return source.task not in ("embedding", "lm", None)
+def labels_for(*methods: Method) -> Labels:
+    """What to do about the data's labels: none that no method uses is looked at."""
+    wants = {method.wants_labels for method in methods}
+    return "require" if "require" in wants else "optional" if "prefer" in wants else "ignore"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shearling._version import versions
+from shearling.engine.distributed import on_first
 from shearling.engine.progress import Watcher
 from shearling.evaluation.exam import Exam
 from shearling.files import weights_digest
@@ -19,7 +20,16 @@ from shearling.methods import Method
 from shearling.models.structure import structure_of
 from shearling.pipeline import Plan, measure
 from shearling.workflows.grid import Grid, Outcome, outcomes
-from shearling.workflows.source import Loaded, Source, exam_of, keep, needs_labels, read_source, sample_batches
+from shearling.workflows.source import (
+    Loaded,
+    Source,
+    check_early,
+    exam_of,
+    keep,
+    labels_for,
+    read_source,
+    sample_batches,
+)
 from shearling.workflows.sweep_folder import CURVE, MODELS, PAGE, RESULTS, Store, megabytes, write_all
 
 
@@ -43,25 +53,25 @@ def sweep_source(
         **versions(),
     }
     if store.facts["dense"] is None:
-        score = exam.take(loaded.model, progress=None if watcher is None else partial(watcher, "dense"))
+        progress = None if watcher is None else partial(watcher, "dense")
+        score = on_first(lambda: exam.take(loaded.model, progress=progress))
         structure = structure_of(loaded.model)
         store.keep_dense({
             **score.to_json(), "seconds": score.seconds, "layers": structure.sizes,
             "architecture": type(loaded.model).__name__, "megabytes": megabytes(loaded.model),
             **({} if grid.table is None else {"layer_time": load_table(grid.table).layer_shares(structure)}),
         })  # fmt: skip
-    if save:
-        store.forget_unsaved()
     skipped = []
     plan_of = partial(_plan, source, loaded, watcher)
-    for outcome in outcomes(plan_of, exam, grid, done=store.done, watcher=watcher):
+    for outcome in outcomes(plan_of, exam, grid, done=store.done(saved=save), watcher=watcher):
         if outcome.pruned is None:
             skipped.append({"method": outcome.method, "constraint": dict(outcome.constraint), "why": outcome.problem})
             continue
-        place = out / MODELS / name_of(outcome) if save else None
-        if place is not None:
+        store.add(outcome)
+        if save:
+            place = out / MODELS / name_of(outcome)
             keep(outcome.pruned, source, loaded, place, force=True)
-        store.add(outcome, saved=place)
+            store.add(outcome, saved=place)
     return _finish(store, skipped, source)
 
 
@@ -83,7 +93,8 @@ def planned(source: Source, grid: Grid, *, evaluation: str | None = None, limit:
 def _read(source: Source, grid: Grid, evaluation: str | None, limit: int | None) -> tuple[Loaded, Exam]:
     """The model, its data and its exam, once it is clear that the grid makes sense for them."""
     grid.checked()
-    loaded = read_source(source, labels=any(needs_labels(method, source) for method in grid.methods.values()))
+    check_early(source, evaluation)
+    loaded = read_source(source, labels=labels_for(*grid.methods.values()))
     if grid.table is not None:
         check_fits(load_table(grid.table), structure_of(loaded.model))
     return loaded, exam_of(source, loaded, evaluation, limit=limit)
@@ -161,8 +172,7 @@ def _plan(source: Source, loaded: Loaded, watcher: Watcher | None, method: Metho
     batches = loaded.batches
     if seed != source.seed:
         drawn, config = replace(source, seed=seed), loaded.model.config
-        labels = needs_labels(method, source)
-        batches = sample_batches(drawn, loaded.rows, loaded.tokenizer, loaded.task, config, labels=labels)
+        batches = sample_batches(drawn, loaded.rows, loaded.tokenizer, loaded.task, config, labels=labels_for(method))
     return measure(
         loaded.model,
         batches,

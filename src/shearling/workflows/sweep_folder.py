@@ -42,20 +42,21 @@ class Store:
             raise OutputError(f"{folder} is not empty and holds no sweep; choose another place.")
         self.write()
 
-    @property
-    def done(self) -> set[Key]:
-        """The points that need not be computed again."""
-        return {key(r["method"], r["constraint"], r["seed"]) for r in self.results}
+    def done(self, *, saved: bool) -> set[Key]:
+        """The points that need not be computed again; those whose model is not there do, where models are wanted."""
+        return {_key(row) for row in self.results if not saved or self._has_model(row)}
 
     def add(self, outcome: Outcome, *, saved: Path | None = None) -> None:
-        """Keep a point."""
+        """Keep a point, in the place of an earlier result of the same."""
         row = record_of(outcome, self.facts["dense"]["value"])
-        self.results.append(row | ({"model": str(saved.relative_to(self.folder))} if saved else {}))
+        row |= {"model": str(saved.relative_to(self.folder))} if saved else {}
+        numbers = {_key(one): number for number, one in enumerate(self.results)}
+        at = numbers.get(outcome.key, len(self.results))
+        self.results[at : at + 1] = [row]
         self.write()
 
-    def forget_unsaved(self) -> None:
-        """Have points whose model was not kept computed again."""
-        self.results = [r for r in self.results if "model" in r and (self.folder / r["model"]).is_dir()]
+    def _has_model(self, row: dict[str, Any]) -> bool:
+        return "model" in row and (self.folder / row["model"]).is_dir()
 
     def keep_dense(self, dense: dict[str, Any]) -> None:
         """Keep the score and the sizes of the unpruned model."""
@@ -132,6 +133,10 @@ def write_all(texts: Mapping[Path, str]) -> None:
             write_whole(path, text)
 
     on_first(write)
+
+
+def _key(row: Mapping[str, Any]) -> Key:
+    return key(row["method"], row["constraint"], row["seed"])
 
 
 def _short(settings: Mapping[str, Any], name: str) -> str:

@@ -86,7 +86,7 @@ def retrain(
     if teacher is None and not {*examples.tokens, *examples.values} & {*TARGETS}:
         raise InputError(f"Task {encoder.task.name} has no labels to learn from; give --teacher.")
     trainer = _trainer(model, encoder, examples, recipe, work, teacher, device, watcher)
-    last = None if work is None else _last_checkpoint(work)
+    last = None if work is None else last_checkpoint(work)
     began = time.perf_counter()
     with quiet_transformers():
         result = trainer.train(resume_from_checkpoint=None if last is None else str(last))
@@ -204,7 +204,7 @@ def _trainer(
     return trainer
 
 
-def _last_checkpoint(work: Path) -> Path | None:
+def last_checkpoint(work: Path) -> Path | None:
     """The newest checkpoint that was written to its end."""
     found = [p for p in work.glob("checkpoint-*") if all((p / name).is_file() for name in WHOLE)]
     return max(found, key=lambda p: int(p.name.split("-")[-1]), default=None)

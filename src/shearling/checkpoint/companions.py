@@ -1,0 +1,93 @@
+"""Tokenizer, processor and other files that belong to a model but not to its weights."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shearling.checkpoint.sentence import MODULES, modules_with_transformer_on_top, transformer_in
+from shearling.errors import OutputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+logger = logging.getLogger("shearling")
+
+# Tokenizer, processor, generation and sentence-transformers files that go with a model.
+COMPANIONS = (
+    "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.spm", "*.model",
+    "spiece*", "sentencepiece*", "*preprocessor_config.json", "processor_config.json", "chat_template*",
+    "generation_config.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
+    "[0-9]_*", "LICENSE*", "NOTICE*",
+)  # fmt: skip
+# What a tokenizer, or a processor of images and sound, cannot do without.
+READERS = (
+    "tokenizer.json", "tokenizer.model", "vocab*", "*.spm", "*.model", "spiece*", "sentencepiece*",
+    "*preprocessor_config.json", "processor_config.json",
+)  # fmt: skip
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+def write_companions(source: Any, model: PreTrainedModel, folder: Path) -> bool:
+    """Write the files that go with the model, from `source` or from where the model came from; is a tokenizer there?
+
+    source  a directory, an id on the Hub that is in the cache, or a tokenizer or processor
+    """
+    if source is None:
+        origin = found_locally(getattr(model, "name_or_path", None) or "")
+        if origin is not None:
+            copy_companions(origin, folder)
+    elif isinstance(source, (str, os.PathLike)):
+        origin = found_locally(source)
+        if origin is None:
+            raise OutputError(
+                f"source={str(source)!r} is no directory here and not in the cache of the Hub, so there is no "
+                "tokenizer to save with the model. Give a directory, or the tokenizer itself: source=tokenizer."
+            )
+        copy_companions(origin, folder)
+    else:
+        source.save_pretrained(folder)  # a tokenizer or processor
+    found = any(True for pattern in READERS for _ in folder.glob(pattern))
+    if not found:
+        logger.warning(
+            "No tokenizer was found, so the pruned model is saved without one, and a pipeline made from it would not "
+            "know a single word. Give it: save(..., source=tokenizer), or the directory where it lies."
+        )
+    return found
+
+
+def found_locally(name: str | os.PathLike[str]) -> Path | None:
+    """The directory of this name, or of the model with this id in the cache of the Hub; nothing is fetched."""
+    if not str(name):
+        return None
+    path = Path(name)
+    if path.is_dir():
+        return path
+    if not HUB_ID.fullmatch(str(name)) or path.exists():
+        return None
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(name), allow_patterns=list(COMPANIONS), local_files_only=True))
+    except Exception:  # what it raises for "not there" differs between versions
+        return None
+
+
+def copy_companions(source: Path, folder: Path) -> None:
+    """Copy the files that lie beside the weights of a model directory."""
+    inside = transformer_in(source)  # a directory of sentence-transformers may keep the model in a folder of its own
+    if inside is not None and inside != source:
+        (folder / MODULES).write_text(modules_with_transformer_on_top(source), encoding="utf-8")
+        copy_companions(inside, folder)
+    for pattern in COMPANIONS:
+        for path in sorted(source.glob(pattern)):
+            if path == inside:
+                continue
+            if path.is_dir():
+                shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
+            elif not (folder / path.name).exists():
+                shutil.copyfile(path, folder / path.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,10 @@ import torch
 
 from shearling.checkpoint.load import check_files, check_index, check_weights
 from shearling.checkpoint.save import RECORD
-from shearling.checkpoint.sentence import transformer_in
+from shearling.checkpoint.sentence import attach_pooling, is_embedder, transformer_in
 from shearling.engine.silence import quiet_transformers
 from shearling.errors import ModelError, ShearlingError
+from shearling.models.pooling import Pooling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -23,9 +24,17 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.
 
 
 def load_model(
-    name: str, *, device: str = "auto", dtype: str | None = None, trust_remote_code: bool = False
+    name: str,
+    *,
+    device: str = "auto",
+    dtype: str | None = None,
+    trust_remote_code: bool = False,
+    pooling: str | Pooling | None = None,
 ) -> PreTrainedModel:
-    """The model with the head its checkpoint was saved with, every weight of it from the checkpoint."""
+    """The model with the head its checkpoint was saved with, every weight of it from the checkpoint.
+
+    pooling  of an embedding model, where its files do not say it
+    """
     from transformers import AutoConfig
 
     if _is_gguf(name):
@@ -34,12 +43,13 @@ def load_model(
     path = sentence or Path(name)
     if path.exists() and not (path / "config.json").is_file():
         raise ModelError(f"{name} has no config.json: it is not a model directory.")
-    name = name if sentence is None else str(sentence)
+    embedder = is_embedder(Path(name))
+    given, name = name, name if sentence is None else str(sentence)
     check_index(path)
     record = check_files(path)[0] if (path / RECORD).is_file() else None
     with _told(f"Cannot load the model '{name}'", local=path.exists()):
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-        if sentence is not None:
+        if embedder:
             config.architectures = None  # what it was made from may have had a head; sentences have none
         model, info = _class_of(config, name).from_pretrained(
             name,
@@ -48,7 +58,10 @@ def load_model(
             trust_remote_code=trust_remote_code,
             use_safetensors=True,  # the other format is a pickle, which may run anything
         )
-    untrained = sorted(key for key in info["missing_keys"] if sentence is None or not key.startswith("pooler."))
+    bare = model.base_model is model
+    if bare:
+        _silence_pooler(model, info["missing_keys"])
+    untrained = sorted(key for key in info["missing_keys"] if not (bare and key.startswith("pooler.")))
     if untrained:
         raise ModelError(
             f"{name} has no weights for {_some(untrained)}: this part of the model was never trained. "
@@ -56,8 +69,18 @@ def load_model(
         )
     if record is not None:
         check_weights(model, set(), record, path)
+    if bare:
+        attach_pooling(model, given, pooling)
     loaded: PreTrainedModel = model.eval().to(device_of(device))
     return loaded
+
+
+def _silence_pooler(model: PreTrainedModel, missing: Collection[str]) -> None:
+    """An encoder saved without its pooler does not use it: zeros there, not the random numbers of transformers."""
+    weights = dict(model.named_parameters())
+    for key in missing:
+        if key.startswith("pooler.") and key in weights:
+            weights[key].data.zero_()
 
 
 def _is_gguf(name: str) -> bool:

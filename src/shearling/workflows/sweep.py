@@ -120,6 +120,9 @@ def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[
         "model": source.model,
         "weights": weights_digest(source.model),
         "task": loaded.task.name,
+        "metric": exam.encoder.task.metric,
+        "index": source.index,
+        "pooling": source.pooling,
         "data": source.data or "Hub",
         "data_digest": loaded.rows.fingerprint(),
         "eval_digest": exam.rows.fingerprint(),
@@ -158,9 +161,8 @@ def _plan(source: Source, loaded: Loaded, watcher: Watcher | None, method: Metho
     """The measurement for one method and seed, of the sample that this seed draws."""
     batches = loaded.batches
     if seed != source.seed:
-        drawn, config = replace(source, seed=seed), loaded.model.config
-        labels = needs_labels(method, source)
-        batches = sample_batches(drawn, loaded.rows, loaded.tokenizer, loaded.task, config, labels=labels)
+        drawn, labels = replace(source, seed=seed), needs_labels(method, source)
+        batches = sample_batches(drawn, loaded.rows, loaded.tokenizer, loaded.task, loaded.model, labels=labels)
     return measure(
         loaded.model,
         batches,

@@ -93,7 +93,7 @@ def read_pooling(name: str) -> Pooling | None:
     modules = _modules_of(name)
     if modules is None:
         config = _read(name, POOLING)
-        return None if config is None else Pooling(_modes(config, POOLING))
+        return None if config is None else Pooling(modes_of(config, POOLING))
     settings = _read(name, SETTINGS) or {}
     if settings.get("model_type") not in (None, "SentenceTransformer"):
         return None
@@ -104,7 +104,7 @@ def read_pooling(name: str) -> Pooling | None:
         kind, path = _kind(module), str(module.get("path", ""))
         if kind == "Pooling":
             config = _read(name, f"{path}/config.json") or {}
-            modes = _modes(config, f"{path}/config.json")
+            modes = modes_of(config, f"{path}/config.json")
             if config.get("include_prompt") is False:
                 _log.warning("%s leaves its prompts out of the pooling; shearling pools them too", name)
         elif kind == "Normalize":
@@ -146,7 +146,7 @@ def _with_modes(found: Pooling, given: Pooling) -> Pooling:
     return replace(found, modes=given.modes, normalize=found.normalize or given.normalize)
 
 
-def _modes(config: dict[str, Any], where: str) -> tuple[Mode, ...]:
+def modes_of(config: dict[str, Any], where: str) -> tuple[Mode, ...]:
     """The modes of a Pooling module's configuration, in either way of writing them."""
     given = config.get("pooling_mode")
     if given is None:

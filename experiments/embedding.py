@@ -115,18 +115,18 @@ class Bench:
         return row
 
 
-def sweep(bench: Bench, keep: Any) -> None:
+def sweep(bench: Bench, keep: Any, budgets: Sequence[float] = BUDGETS) -> None:
     """All budgets from one measurement."""
     keep({"study": "budget", "model": bench.name, "flops": 1.0, **bench.score(bench.model)})
     plan = bench.plan(bench.texts(SAMPLES))
-    for flops in BUDGETS:
+    for flops in budgets:
         pruned = plan.prune(flops=flops)
         seconds = round(sum(pruned.report.seconds.values()), 1)
         scores = bench.score(pruned.model)
         keep({"study": "budget", "model": bench.name, "flops": flops, "texts": SAMPLES, "seconds": seconds, **scores})
 
 
-def study(bench: Bench, keep: Any, flops: float = 0.5) -> None:
+def study(bench: Bench, keep: Any, budgets: Sequence[float] = BUDGETS, flops: float = 0.5) -> None:
     """At one budget: the loss, the number of draws, the number of texts, and texts of another kind."""
     own = pooling_of(bench.model)
     common = {"model": bench.name, "flops": flops}
@@ -149,11 +149,11 @@ def study(bench: Bench, keep: Any, flops: float = 0.5) -> None:
         keep(common | {"study": "domain", "domain": domain, "texts": len(chosen), **bench.score(pruned.model)})
 
 
-def latency(bench: Bench, keep: Any, rounds: int = 101) -> None:
+def latency(bench: Bench, keep: Any, budgets: Sequence[float] = BUDGETS, rounds: int = 101) -> None:
     """One query on this CPU, dense and pruned in turns."""
     plan = bench.plan(bench.texts(256))
     query = bench.tokenizer(bench.rows("xquad.dev").column("question")[0], return_tensors="pt")
-    for flops in BUDGETS:
+    for flops in budgets:
         small = plan.prune(flops=flops).model
         with frozen(bench.model), frozen(small), torch.inference_mode():
             runs = [partial(model, **query) for model in (bench.model, small)]
@@ -197,7 +197,8 @@ def main() -> None:
     for word in options.model:
         name, _, folder = word.partition("=")
         bench = Bench(name, folder, options.data, "cpu" if options.latency else options.device, options.batch_size)
-        (latency if options.latency else study if options.study else sweep)(bench, keep)
+        budgets = [float(word) for word in options.flops.split(",")]
+        (latency if options.latency else study if options.study else sweep)(bench, keep, budgets)
         if not (options.latency or options.study):
             options.out.with_name(f"embedding-{name}.svg").write_text(plot(rows, name))
 
@@ -207,6 +208,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Prune embedding models and score them as their users would.")
     parser.add_argument("--model", action="append", required=True, help="NAME=DIRECTORY; may be given several times")
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--flops", default=",".join(map(str, BUDGETS)), help="budgets, comma-separated")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--threads", type=int, default=0)

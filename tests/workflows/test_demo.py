@@ -29,7 +29,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     build(BertModel, config).save_pretrained(folder)
     bert_tokenizer().save_pretrained(folder)
     monkeypatch.setattr(module, "model_folder", lambda: folder)
-    monkeypatch.setattr(demo_texts, "HELD_OUT", 40)
+    monkeypatch.setattr(demo_texts, "HELD_OUT", 64)
     monkeypatch.setattr(module, "ROUNDS", 2)
     return folder
 
@@ -92,13 +92,13 @@ def test_the_whole_demo_on_a_tiny_model(small: Path, tmp_path: Path) -> None:
     record = json.loads((out / "report.json").read_text(encoding="utf-8"))
     assert record["flops"]["ratio"] <= 0.5
     assert record["file_bytes"]["pruned"] < record["file_bytes"]["dense"]
-    assert record["held_out"] == 40
+    assert record["held_out"] == 64
     assert record["cpu_latency"]["ratio"] > 0
     assert -1 <= record["closeness"]["cosine_worst"] <= record["closeness"]["cosine_mean"] <= 1 + 1e-6
     assert len(record["examples"]) == module.EXAMPLES
     assert {"measure", "refit", "compare"} <= seen
     assert all(0 <= record["search"][name] <= 100 for name in ("dense", "pruned", "pruned_both_sides"))
-    assert (record["search"]["metric"], record["search"]["passages"]) == ("r@1", 40)
+    assert (record["search"]["metric"], record["search"]["passages"]) == ("r@1", 64)
     assert record["cpu_latency"]["batch_size"] == 1
     assert shearling.load(result.model).num_parameters() < BertModel.from_pretrained(small).num_parameters()
     page = result.report.read_text(encoding="utf-8")
@@ -118,7 +118,7 @@ def test_the_command_prints_one_json_object(small: Path, tmp_path: Path, capfd: 
     assert run(["demo", "--out", str(out), "--samples", "64", "--force"]) == 0
     shown = capfd.readouterr()
     assert not shown.out
-    assert "a search among 40 held-out paragraphs" in shown.err
+    assert "a search among 64 held-out paragraphs" in shown.err
     assert "report.md" in shown.err
 
 

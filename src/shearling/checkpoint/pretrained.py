@@ -43,13 +43,12 @@ def load_model(
     path = sentence or Path(name)
     if path.exists() and not (path / "config.json").is_file():
         raise ModelError(f"{name} has no config.json: it is not a model directory.")
-    embedder = is_embedder(Path(name))
     given, name = name, name if sentence is None else str(sentence)
     check_index(path)
     record = check_files(path)[0] if (path / RECORD).is_file() else None
     with _told(f"Cannot load the model '{name}'", local=path.exists()):
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
-        if embedder:
+        if is_embedder(given):
             config.architectures = None  # what it was made from may have had a head; sentences have none
         model, info = _class_of(config, name).from_pretrained(
             name,

@@ -56,10 +56,11 @@ def transformer_in(folder: Path) -> Path | None:
     raise ModelError(f"{folder / MODULES} lists no transformer; there is nothing to prune in it.")
 
 
-def is_embedder(folder: Path) -> bool:
-    """Whether this is a directory of sentence-transformers whose model gives embeddings, not a score a pair."""
-    settings = _read(str(folder), SETTINGS) or {}
-    return (folder / MODULES).is_file() and settings.get("model_type") in (None, "SentenceTransformer")
+def is_embedder(name: str) -> bool:
+    """Whether a directory or Hub id is of sentence-transformers and gives embeddings, not a score a pair."""
+    if _modules_of(name) is None:
+        return False
+    return (_read(name, SETTINGS) or {}).get("model_type") in (None, "SentenceTransformer")
 
 
 def modules_with_transformer_on_top(folder: Path) -> str:
@@ -94,9 +95,9 @@ def read_pooling(name: str) -> Pooling | None:
     if modules is None:
         config = _read(name, POOLING)
         return None if config is None else Pooling(modes_of(config, POOLING))
-    settings = _read(name, SETTINGS) or {}
-    if settings.get("model_type") not in (None, "SentenceTransformer"):
+    if not is_embedder(name):
         return None
+    settings = _read(name, SETTINGS) or {}
     modes: tuple[Mode, ...] | None = None
     dense: list[Projection] = []
     normalize = False

@@ -76,7 +76,8 @@ def test_regression_is_the_rank_correlation():
     scores = [float(outputs.logits) for outputs in one_by_one(model, TEXTS, OTHERS)]
     rows = Rows({"sentence1": TEXTS, "sentence2": OTHERS, "label": [math.exp(score) for score in scores]})
     result = evaluate(model, bert_tokenizer(), rows, "stsb", batch_size=4)
-    assert (result.metric, result.value) == ("spearman", pytest.approx(100, abs=1e-3))
+    # Two of the texts score within rounding of each other, and may change places.
+    assert (result.metric, result.value) == ("spearman", pytest.approx(100, abs=0.05))
 
 
 def test_matthews_for_cola():

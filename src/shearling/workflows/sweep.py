@@ -116,13 +116,11 @@ def _finish(store: Store, skipped: list[dict[str, Any]], source: Source) -> dict
 
 def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[str, Any]:
     """All that a point depends on besides its method, budget and seed."""
-    return {
+    given = {"metric": source.metric, "index": source.index, "pooling": source.pooling}
+    return {name: value for name, value in given.items() if value is not None} | {
         "model": source.model,
         "weights": weights_digest(source.model),
         "task": loaded.task.name,
-        "metric": exam.encoder.task.metric,
-        "index": source.index,
-        "pooling": source.pooling,
         "data": source.data or "Hub",
         "data_digest": loaded.rows.fingerprint(),
         "eval_digest": exam.rows.fingerprint(),

@@ -24,7 +24,8 @@ from shearling.evaluation.exam import Exam, make_exam
 from shearling.latency.timing import device_name
 from shearling.methods import Method, Paper, Surgeon
 from shearling.pipeline import Plan, Pruned, measure
-from shearling.sample.sample import Sample, sample_of
+from shearling.sample.read import sample_of
+from shearling.sample.sample import Sample
 
 TASKS = ("sst2", "stsb", "mrpc", "qnli")
 PLANS = 6  # measurements kept in memory

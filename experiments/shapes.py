@@ -14,7 +14,8 @@ from common import PAPER, SURGEON, Lab, Row, aligned, main
 
 from shearling.checkpoint.pretrained import device_of
 from shearling.pipeline import measure
-from shearling.sample.sample import Sample, sample_of
+from shearling.sample.read import sample_of
+from shearling.sample.sample import Sample
 
 FLOPS = 0.6
 LENGTH = 53  # mean tokens of the GLUE tasks of the paper

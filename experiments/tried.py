@@ -19,7 +19,8 @@ from shearling.engine import losses
 from shearling.engine.losses import is_regression, sampled_losses
 from shearling.engine.moments import Moments
 from shearling.pipeline import Plan
-from shearling.sample.sample import Sample, uniform
+from shearling.sample.batch import uniform
+from shearling.sample.sample import Sample
 from shearling.surgeon.order import Order
 from shearling.surgeon.refit import refit
 

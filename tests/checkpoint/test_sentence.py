@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +13,13 @@ import pytest
 import torch
 import transformers
 
-from data.tiny import bert_tokenizer
+from data.tiny import bert_config, bert_tokenizer
 from families import tiny_model
 from shearling.checkpoint.pretrained import load_model
-from shearling.checkpoint.sentence import transformer_in
+from shearling.checkpoint.sentence import read_pooling, transformer_in
 from shearling.cli import run
-from shearling.errors import ModelError
+from shearling.errors import InputError, ModelError
+from shearling.models.pooling import Pooling, pooling_of
 
 
 def sentence_directory(folder: Path, inside: str = "") -> Path:
@@ -87,3 +91,81 @@ def test_a_list_of_modules_that_makes_no_sense(modules: Any, message: str, tmp_p
     (tmp_path / "modules.json").write_text(json.dumps(modules))
     with pytest.raises(ModelError, match=message):
         load_model(str(tmp_path))
+
+
+def bare_directory(folder: Path) -> Path:
+    """An encoder that was saved without a pooler, and nothing beside it that says how it pools."""
+    torch.manual_seed(0)
+    transformers.BertModel(bert_config(), add_pooling_layer=False).save_pretrained(folder)
+    bert_tokenizer(model_max_length=32).save_pretrained(folder)
+    return folder
+
+
+def test_a_bare_encoder_without_a_pooler_can_be_pruned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    source, rows = bare_directory(tmp_path / "dense"), rows_file(tmp_path / "rows.jsonl")
+    model = load_model(str(source), device="cpu")
+    assert "nothing beside" in caplog.text
+    assert "the mean over real tokens is taken" in caplog.text
+    assert model.pooler is None or not any(p.any() for p in model.pooler.parameters())
+    command = ["prune", str(source), "--data", str(rows), "--flops", "0.5", "--out", str(tmp_path / "half")]
+    assert run([*command, "--json", "--quiet"]) == 0
+    assert load_model(str(tmp_path / "half"), device="cpu").num_parameters() < model.num_parameters()
+    capsys.readouterr()
+
+
+def test_a_pooling_is_given_where_nothing_says(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = str(bare_directory(tmp_path / "dense"))
+    assert pooling_of(load_model(source, device="cpu", pooling="cls,normalize")) == Pooling(("cls",), normalize=True)
+    assert not caplog.text
+    with pytest.raises(InputError, match="No pooling 'average'"):
+        load_model(source, device="cpu", pooling="average")
+
+
+@pytest.mark.parametrize(
+    ("config", "modes"),
+    [
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, ("cls",)),
+        ({"pooling_mode_max_tokens": True, "pooling_mode_cls_token": True}, ("cls", "max")),
+        ({"pooling_mode": "lasttoken"}, ("last",)),
+        ({"pooling_mode": ["weightedmean", "mean"]}, ("weighted_mean", "mean")),
+        ({"word_embedding_dimension": 32}, ("mean",)),
+    ],
+)
+def test_old_and_new_ways_to_write_the_pooling(config: dict[str, Any], modes: Any, tmp_path: Path) -> None:
+    folder = sentence_directory(tmp_path / "dense")
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    found = read_pooling(str(folder))
+    assert found is not None
+    assert (found.modes, found.max_length, found.guessed) == (modes, 32, False)
+    assert pooling_of(load_model(str(folder), device="cpu")).modes == modes
+
+
+def test_what_cannot_be_followed_is_refused(tmp_path: Path) -> None:
+    folder = sentence_directory(tmp_path / "dense")
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": "attention"}))
+    with pytest.raises(ModelError, match="asks for the pooling 'attention'"):
+        read_pooling(str(folder))
+    (folder / "1_Pooling" / "config.json").write_text("[]")
+    with pytest.raises(ModelError, match="should hold an object"):
+        read_pooling(str(folder))
+
+
+def test_a_hub_id_brings_its_pooling_and_its_side_files(tmp_path: Path) -> None:
+    """From a cache that was filled before, with no network."""
+    cached = tmp_path / "home" / "hub" / "models--someone--embedder"
+    sentence_directory(cached / "snapshots" / ("0" * 40))
+    (cached / "snapshots" / ("0" * 40) / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("0" * 40)
+    rows = rows_file(tmp_path / "rows.jsonl")
+    words = ["prune", "someone/embedder", "--data", str(rows), "--flops", "0.5", "--out", str(tmp_path / "half")]
+    code = f"from shearling.cli import run; raise SystemExit(run({words!r}))"
+    offline = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | offline, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "nothing beside" not in done.stderr
+    assert pooling_of(load_model(str(tmp_path / "half"), device="cpu")).modes == ("cls",)

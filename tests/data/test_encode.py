@@ -13,7 +13,7 @@ from transformers import BertForSequenceClassification, DistilBertConfig, Robert
 import shearling.data
 from shearling.data import Rows, encode
 from shearling.errors import DataError, InputError
-from shearling.sample.sample import sample_of
+from shearling.sample.read import sample_of
 
 from .tiny import SPECIAL, VOCABULARY, bert_config, bert_tokenizer, build, gpt_config, gpt_tokenizer
 

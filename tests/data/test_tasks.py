@@ -12,7 +12,7 @@ from transformers import (
 
 from shearling.data import TASKS, Rows, find_task, infer_task
 from shearling.data.columns import find_label_column, find_text_columns, read_classes, read_scores, read_tags
-from shearling.data.tasks import check_head
+from shearling.data.tasks import METRICS, check_head
 from shearling.errors import DataError, InputError, ModelError
 
 from .tiny import bert_config, build, gpt_config
@@ -27,8 +27,12 @@ def config(**label2id):
 def test_the_table_names_every_task():
     paper = ["mnli", "qqp", "qnli", "sst2", "stsb", "mrpc", "rte", "cola", "squad", "squad_v2"]
     generic = ["classification", "regression", "token-classification", "question-answering", "embedding", "lm"]
-    assert list(TASKS) == paper + generic
+    search = ["sts", "retrieval", "rerank"]
+    assert set(TASKS) == {*paper, *generic, *search}
     assert all(TASKS[name].kind == name for name in generic)
+    assert [TASKS[name].kind for name in search] == ["embedding", "retrieval", "rerank"]
+    assert [TASKS[name].head for name in search] == ["embedding", "embedding", "regression"]
+    assert all(task.metric in METRICS[task.kind] for task in TASKS.values())
     assert [TASKS[name].max_length for name in ("mnli", "sst2", "cola", "squad")] == [128, 64, 64, 384]
     assert TASKS["squad_v2"].stride == 128
     assert (TASKS["stsb"].metric, TASKS["cola"].metric) == ("spearman", "matthews")

@@ -11,9 +11,17 @@ import transformers
 from torch import Tensor
 
 from shearling.engine.hooks import run
-from shearling.engine.losses import check_finite, is_regression, label_losses, sampled_losses
+from shearling.engine.losses import (
+    check_finite,
+    embedding_losses,
+    embeddings,
+    is_regression,
+    label_losses,
+    sampled_losses,
+)
 from shearling.errors import DataError, ModelError
-from shearling.sample.batch import Batch
+from shearling.models.pooling import Pooling, set_pooling
+from shearling.sample.batch import Batch, uniform
 from tiny import as_run, batches_of, model_of
 
 HEADS = {
@@ -233,3 +241,46 @@ def test_what_counts_as_regression() -> None:
     assert is_regression(SimpleNamespace(problem_type=None), torch.zeros(2, 1))
     assert is_regression(SimpleNamespace(problem_type="regression"), torch.zeros(2, 3))
     assert not is_regression(SimpleNamespace(), torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("pooling", [Pooling(("cls",), normalize=True), Pooling(("cls",), similarity="dot")])
+def test_an_embedding_is_drawn_from_as_its_users_read_it(pooling: Pooling) -> None:
+    """The pooled output, of length one where only directions count, times the signs of each example."""
+    model = model_of("bert", head="")
+    set_pooling(model, pooling)
+    (batch,) = as_run(batches_of(1, 5))
+    outputs = run(model, batch)
+    first = outputs.last_hidden_state[:, 0]
+    expected = first / first.norm(dim=-1, keepdim=True) if pooling.normalize else first
+    torch.testing.assert_close(embeddings(model, outputs, batch), expected)
+    ratio = sampled_losses(model, outputs, batch, 7) / (expected * _signs(batch, expected)).sum(-1)
+    torch.testing.assert_close(ratio, torch.ones(5))
+
+
+def _signs(batch: Batch, like: Tensor) -> Tensor:
+    return (uniform(batch.indices, like.shape[-1], 7) < 0.5).to(like) * 2 - 1
+
+
+def test_the_length_of_a_normalised_embedding_does_not_count() -> None:
+    """A change along the embedding itself has no gradient."""
+    model = model_of("bert", head="")
+    set_pooling(model, Pooling(normalize=True))
+    (batch,) = as_run(batches_of(1, 5))
+    hidden = run(model, batch).last_hidden_state.detach().requires_grad_()
+    sampled_losses(model, {"last_hidden_state": hidden}, batch, 0).sum().backward()
+    assert hidden.grad is not None
+    along = (hidden.grad * hidden).sum((1, 2))
+    assert along.abs().max() < 1e-4 * hidden.grad.abs().sum()
+
+
+def test_the_loss_of_one_embedding_against_another() -> None:
+    generator = torch.Generator().manual_seed(0)
+    teacher, student = (torch.randn(6, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    found = embedding_losses(student, teacher)
+    scale = sum(float(row @ row) for row in teacher) / 6
+    for i in range(6):
+        apart = float((student[i] - teacher[i]) @ (student[i] - teacher[i])) / scale
+        alike = sum(float(student[i] @ student[j] - teacher[i] @ teacher[j]) ** 2 for j in range(6)) / 6 / scale**2
+        assert float(found[i]) == pytest.approx(apart + alike)
+    assert not embedding_losses(teacher, teacher).any()
+    torch.testing.assert_close(embedding_losses(3 * student, 3 * teacher), found)

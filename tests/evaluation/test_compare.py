@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from folders import TEXTS, rows_file
 from shearling.checkpoint.pretrained import load_model, load_tokenizer
 from shearling.cli import run as command
 from shearling.evaluation.compare import Agreement, Comparison, agreement, choices, compare
+from shearling.evaluation.exam import reader_of
 
 
 def test_two_models_side_by_side(dense: Path, pruned: Path, tmp_path: Path) -> None:
@@ -89,19 +91,20 @@ def test_missing_data_is_wrong_use(dense: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_choices_of_every_head() -> None:
+    said = partial(choices, read=reader_of(torch.nn.Identity()))  # type: ignore[arg-type]
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
     batch = {"attention_mask": mask}
     logits = torch.tensor([[0.0, 1.0], [2.0, 1.0]])
-    assert choices({"logits": logits}, batch).tolist() == [[1], [0]]
-    assert choices({"logits": logits[:, :1]}, batch).tolist() == [[0.0], [2.0]]
+    assert said({"logits": logits}, batch).tolist() == [[1], [0]]
+    assert said({"logits": logits[:, :1]}, batch).tolist() == [[0.0], [2.0]]
     ends = torch.tensor([[0.0, 1.0, 9.0], [3.0, 1.0, 9.0]])  # the last token of the second is padding
-    assert choices({"start_logits": ends, "end_logits": -ends}, batch).tolist() == [[2, 0], [0, 1]]
+    assert said({"start_logits": ends, "end_logits": -ends}, batch).tolist() == [[2, 0], [0, 1]]
     tokens = torch.eye(3)[None].repeat(2, 1, 1)
-    assert choices({"logits": tokens}, batch).flatten().tolist() == [0, 1, 2, 0, 1]
+    assert said({"logits": tokens}, batch).flatten().tolist() == [0, 1, 2, 0, 1]
     labels = torch.tensor([[-100, 1, -100], [-100, -100, -100]])
-    assert choices({"logits": tokens}, batch | {"labels": labels}).flatten().tolist() == [1]
+    assert said({"logits": tokens}, batch | {"labels": labels}).flatten().tolist() == [1]
     hidden = SimpleNamespace(last_hidden_state=torch.ones(2, 3, 4))
-    assert choices(vars(hidden), batch).shape == (2, 4)
+    assert said(vars(hidden), batch).shape == (2, 4)
 
 
 def test_agreement_of_numbers_and_embeddings() -> None:

@@ -10,7 +10,7 @@ import torch
 import shearling
 from folders import TEXTS
 from shearling.errors import ConstraintError, DataError, InputError, OutputError
-from shearling.sample.sample import accepted_inputs, sample_of
+from shearling.sample.read import accepted_by, sample_of
 from tiny import model_of
 
 pytest.importorskip("accelerate", reason="Trainer needs accelerate")
@@ -155,12 +155,12 @@ def test_adapters_are_merged_before_pruning(tmp_path: Path) -> None:
 
 
 def test_keys_that_the_forward_does_not_name_are_dropped() -> None:
-    accepts = accepted_inputs(model_of("bert"))
-    assert {"input_ids", "attention_mask", "token_type_ids"} <= accepts
-    assert "kwargs" not in accepts
+    accepted = accepted_by(model_of("bert"))
+    assert {"input_ids", "attention_mask", "token_type_ids"} <= accepted.names
+    assert "kwargs" not in accepted.names
     batch = {"input_ids": torch.ones(2, 3, dtype=torch.long), "labels": [0, 1], "idx": [7, 8], "text": ["a", "b"]}
-    (kept,) = sample_of([batch], accepts=accepts).batches
+    (kept,) = sample_of([batch], accepted=accepted).cut(100)
     assert kept.inputs.keys() == {"input_ids"}
     assert kept.labels.keys() == {"labels"}
     with pytest.raises(DataError, match="nothing the model can run on"):
-        sample_of([{"text": ["a", "b"], "labels": [0, 1]}], accepts=accepts)
+        sample_of([{"text": ["a", "b"], "labels": [0, 1]}], accepted=accepted)

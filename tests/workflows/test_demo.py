@@ -15,7 +15,9 @@ from data.tiny import bert_config, bert_tokenizer, build
 from shearling.cli import run
 from shearling.errors import InputError, OutputError
 from shearling.workflows import demo as module
-from shearling.workflows.demo import closeness, demo, model_folder, sentences, split, take_turns
+from shearling.workflows import demo_texts
+from shearling.workflows.demo import Example, answers, closeness, demo, model_folder, take_turns
+from shearling.workflows.demo_texts import texts
 
 
 @pytest.fixture
@@ -27,58 +29,55 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     build(BertModel, config).save_pretrained(folder)
     bert_tokenizer().save_pretrained(folder)
     monkeypatch.setattr(module, "model_folder", lambda: folder)
-    monkeypatch.setattr(module, "HELD_OUT", 40)
+    monkeypatch.setattr(demo_texts, "HELD_OUT", 64)
     monkeypatch.setattr(module, "ROUNDS", 2)
     return folder
 
 
-def test_sentences_are_prose_each_once_and_in_a_fixed_order() -> None:
-    texts = sentences()
-    assert len(texts) > 1500
-    assert len(set(texts)) == len(texts)
-    assert texts == sentences()
-    assert not [t for t in texts if ">>>" in t or "::=" in t or "\n" in t or "  " in t or "| |" in t]
-    assert all(t[0].isupper() and t[-1] in ".?!" for t in texts)
-
-
 def test_the_defaults_fit_the_text() -> None:
-    texts = sentences()
-    sample, held_out = split(texts, samples=module.SAMPLES, seed=0)
-    assert (len(sample), len(held_out)) == (module.SAMPLES, module.HELD_OUT)
+    found = texts(samples=module.SAMPLES, seed=0)
+    assert len(found.sample) == len(set(found.sample)) == module.SAMPLES
+    assert len(found.queries) == len(found.passages) == len(set(found.passages)) >= 250
+    assert found == texts(samples=module.SAMPLES, seed=0)
+    assert found != texts(samples=module.SAMPLES, seed=1)
 
 
-def test_no_sentence_is_both_calibrated_on_and_held_out() -> None:
-    texts = [str(i) for i in range(100)]
-    sample, held_out = split(texts, samples=60, seed=3)
-    assert (len(sample), len(held_out)) == (60, 25)
-    assert not set(sample) & set(held_out)
-    assert split(texts, samples=60, seed=3) == (sample, held_out)
-    assert split(texts, samples=60, seed=4) != (sample, held_out)
-    with pytest.raises(InputError, match="76 samples were asked for; the text has 75"):
-        split(texts, samples=76, seed=0)
+def test_texts_are_prose() -> None:
+    found = texts(samples=module.SAMPLES, seed=0)
+    assert not [t for t in found.sample if ">>>" in t or "::=" in t or "\n" in t or "  " in t or "| |" in t]
+    assert all(t[0].isupper() and t[-1] in ".?!" for t in [*found.sample, *found.queries])
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_no_sentence_is_both_calibrated_on_and_searched(seed: int) -> None:
+    found = texts(samples=600, seed=seed)
+    searched = "\n".join([*found.queries, *found.passages])
+    assert not [sentence for sentence in found.sample if sentence in searched]
+
+
+def test_more_samples_than_the_text_has() -> None:
+    with pytest.raises(InputError, match=r"100000 samples were asked for; the text has \d+ to give"):
+        texts(samples=100_000, seed=0)
 
 
 def test_closeness_of_the_same_embeddings_is_perfect() -> None:
     same = F.normalize(torch.randn(30, 8, generator=torch.Generator().manual_seed(0)), dim=-1)
-    found = closeness(same, same)
+    found = closeness(same, same, same)
     assert found.cosine_mean == pytest.approx(1)
     assert found.cosine_worst == pytest.approx(1)
     assert found.neighbours_kept == found.nearest_same == 1
 
 
-def test_closeness_agrees_with_a_loop_over_sentences() -> None:
+def test_closeness_agrees_with_a_loop_over_queries() -> None:
     generator = torch.Generator().manual_seed(1)
-    before = F.normalize(torch.randn(25, 6, generator=generator), dim=-1)
+    before, index = (F.normalize(torch.randn(25, 6, generator=generator), dim=-1) for _ in range(2))
     after = F.normalize(before + 0.6 * torch.randn(25, 6, generator=generator), dim=-1)
     kept, same = 0, 0
     for i in range(25):
-        near = []
-        for side in (before, after):
-            others = sorted((j for j in range(25) if j != i), key=lambda j: -float(side[i] @ side[j]))
-            near.append(others[:10])
+        near = [sorted(range(25), key=lambda j: -float(side[i] @ index[j]))[:10] for side in (before, after)]
         kept += len(set(near[0]) & set(near[1]))
         same += near[0][0] == near[1][0]
-    found = closeness(before, after)
+    found = closeness(before, after, index)
     cosines = torch.stack([before[i] @ after[i] for i in range(25)])
     assert found.neighbours_kept == pytest.approx(kept / 250)
     assert found.nearest_same == pytest.approx(same / 25)
@@ -93,11 +92,14 @@ def test_the_whole_demo_on_a_tiny_model(small: Path, tmp_path: Path) -> None:
     record = json.loads((out / "report.json").read_text(encoding="utf-8"))
     assert record["flops"]["ratio"] <= 0.5
     assert record["file_bytes"]["pruned"] < record["file_bytes"]["dense"]
-    assert record["held_out"] == 40
+    assert record["held_out"] == 64
     assert record["cpu_latency"]["ratio"] > 0
     assert -1 <= record["closeness"]["cosine_worst"] <= record["closeness"]["cosine_mean"] <= 1 + 1e-6
     assert len(record["examples"]) == module.EXAMPLES
     assert {"measure", "refit", "compare"} <= seen
+    assert all(0 <= record["search"][name] <= 100 for name in ("dense", "pruned", "pruned_both_sides"))
+    assert (record["search"]["metric"], record["search"]["passages"]) == ("r@1", 64)
+    assert record["cpu_latency"]["batch_size"] == 1
     assert shearling.load(result.model).num_parameters() < BertModel.from_pretrained(small).num_parameters()
     page = result.report.read_text(encoding="utf-8")
     assert f"{record['closeness']['cosine_mean']:.4f}" in page
@@ -116,7 +118,7 @@ def test_the_command_prints_one_json_object(small: Path, tmp_path: Path, capfd: 
     assert run(["demo", "--out", str(out), "--samples", "64", "--force"]) == 0
     shown = capfd.readouterr()
     assert not shown.out
-    assert "held-out sentences" in shown.err
+    assert "a search among 64 held-out paragraphs" in shown.err
     assert "report.md" in shown.err
 
 
@@ -170,3 +172,8 @@ def test_a_timing_on_a_busy_machine_is_called_that(small: Path, tmp_path: Path) 
         shown = dict(module.summary(replace(result, latency=replace(result.latency, spread=spread))))
         line = next(value for name, value in shown.items() if name.startswith("CPU latency"))
         assert ("the machine is busy" in line) == told
+
+
+def test_answers_say_who_found_what_and_whether_it_is_right() -> None:
+    assert answers(Example("q", "a", "a", "a")) == [("both", "a (right)")]
+    assert answers(Example("q", "a", "b", "a")) == [("dense", "a (right)"), ("pruned", "b (wrong)")]

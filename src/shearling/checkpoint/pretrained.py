@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,27 +11,36 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shearling.checkpoint.load import check_files, check_index, check_weights
-from shearling.checkpoint.sentence import transformer_in
+from shearling.checkpoint.sentence import attach_pooling, is_embedder, transformer_in
+from shearling.engine.precision import DTYPES
 from shearling.engine.silence import quiet_transformers
 from shearling.errors import ModelError, ShearlingError
 from shearling.files import RECORD
+from shearling.models.pooling import Pooling
+from shearling.models.structure import check_supported
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
 
 def load_model(
-    name: str, *, device: str = "auto", dtype: str | None = None, trust_remote_code: bool = False
+    name: str,
+    *,
+    device: str = "auto",
+    dtype: str | None = None,
+    trust_remote_code: bool = False,
+    pooling: str | Pooling | None = None,
 ) -> PreTrainedModel:
-    """The model with the head its checkpoint was saved with, every weight of it from the checkpoint."""
+    """The model with the head its checkpoint was saved with, every weight of it from the checkpoint.
+
+    pooling  of an embedding model, where its files do not say it
+    """
     if _is_gguf(name):
         return _load_gguf(Path(name), device_of(device), dtype_of(dtype) or torch.float32)
     sentence = transformer_in(Path(name))
     path = sentence or Path(name)
     config = load_config(name, trust_remote_code=trust_remote_code)
-    name = name if sentence is None else str(sentence)
+    given, name = name, name if sentence is None else str(sentence)
     check_index(path)
     record = check_files(path)[0] if (path / RECORD).is_file() else None
     with _told(f"Cannot load the model '{name}'", local=path.exists()):
@@ -42,7 +51,10 @@ def load_model(
             trust_remote_code=trust_remote_code,
             use_safetensors=True,  # the other format is a pickle, which may run anything
         )
-    untrained = sorted(key for key in info["missing_keys"] if sentence is None or not key.startswith("pooler."))
+    bare = model.base_model is model
+    if bare:
+        _silence_pooler(model, info["missing_keys"])
+    untrained = sorted(key for key in info["missing_keys"] if not (bare and key.startswith("pooler.")))
     if untrained:
         raise ModelError(
             f"{name} has no weights for {_some(untrained)}: this part of the model was never trained. "
@@ -50,6 +62,8 @@ def load_model(
         )
     if record is not None:
         check_weights(model, set(), record, path)
+    if bare:
+        attach_pooling(model, given, pooling)
     loaded: PreTrainedModel = model.eval().to(device_of(device))
     return loaded
 
@@ -66,7 +80,7 @@ def load_config(name: str, *, trust_remote_code: bool = False) -> Any:
         config = AutoConfig.from_pretrained(
             name if sentence is None else str(sentence), trust_remote_code=trust_remote_code
         )
-    if sentence is not None:
+    if is_embedder(name):
         config.architectures = None  # what it was made from may have had a head; sentences have none
     return config
 
@@ -80,6 +94,14 @@ def check_prunable(name: str, *, trust_remote_code: bool = False) -> None:
 def is_remote(thing: Any) -> bool:
     """Whether the class of a model, configuration or tokenizer is code that came with the model."""
     return type(thing).__module__.split(".")[0] == "transformers_modules"
+
+
+def _silence_pooler(model: PreTrainedModel, missing: Collection[str]) -> None:
+    """An encoder saved without its pooler does not use it: zeros there, not the random numbers of transformers."""
+    weights = dict(model.named_parameters())
+    for key in missing:
+        if key.startswith("pooler.") and key in weights:
+            weights[key].data.zero_()
 
 
 def _is_gguf(name: str) -> bool:

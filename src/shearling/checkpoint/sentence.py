@@ -7,12 +7,44 @@ loads with `SentenceTransformer(directory)` after `import shearling`.
 from __future__ import annotations
 
 import json
+import logging
+import os
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from shearling import schema
 from shearling.errors import ModelError
+from shearling.models.pooling import ACTIVATIONS, Mode, Pooling, Projection, parse_pooling, pooling_of, set_pooling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 MODULES = "modules.json"
+SETTINGS = "config_sentence_transformers.json"
+POOLING = "1_Pooling/config.json"  # where no list of modules says otherwise
+# The modes of sentence-transformers by our names; older files have one flag a mode, in this order of concatenation.
+_MODES: dict[str, Mode] = {
+    "cls": "cls",
+    "max": "max",
+    "mean": "mean",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+    "weightedmean": "weighted_mean",
+    "lasttoken": "last",
+}
+_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_IGNORED = ("Dropout",)  # modules that change nothing outside training
+
+_log = logging.getLogger("shearling")
 
 
 def transformer_in(folder: Path) -> Path | None:
@@ -20,15 +52,169 @@ def transformer_in(folder: Path) -> Path | None:
     if not (folder / MODULES).is_file():
         return None
     for module in schema.MODULES.read(folder / MODULES):
-        if str(module.get("type", "")).endswith(".Transformer"):
+        if _kind(module) == "Transformer":
             return folder / str(module.get("path", ""))
     raise ModelError(f"{folder / MODULES} lists no transformer; there is nothing to prune in it.")
+
+
+def is_embedder(name: str) -> bool:
+    """Whether a directory or Hub id is of sentence-transformers and gives embeddings, not a score a pair."""
+    if _modules_of(name) is None:
+        return False
+    return (_read(name, SETTINGS) or {}).get("model_type") in (None, "SentenceTransformer")
 
 
 def modules_with_transformer_on_top(folder: Path) -> str:
     """`modules.json` for a copy of the directory in which the transformer lies on top."""
     modules = [
-        module | {"path": ""} if str(module.get("type", "")).endswith(".Transformer") else module
+        module | {"path": ""} if _kind(module) == "Transformer" else module
         for module in schema.MODULES.read(folder / MODULES)
     ]
     return json.dumps(modules, indent=2) + "\n"
+
+
+def attach_pooling(model: PreTrainedModel, name: str | None = None, pooling: str | Pooling | None = None) -> None:
+    """Have the model know its pooling: the one given, else what its directory or Hub id says, else a guess.
+
+    A pooling that was attached before stays where neither of the first two says otherwise.
+    """
+    name = name or getattr(model, "name_or_path", "") or ""
+    found = read_pooling(name)
+    if pooling is not None:
+        given = parse_pooling(pooling) if isinstance(pooling, str) else pooling
+        found = given if found is None or isinstance(pooling, Pooling) else _with_modes(found, given)
+    if found is not None:
+        set_pooling(model, found)
+    elif pooling_of(model).guessed:
+        _log.warning(
+            "nothing beside %s says how its embeddings are pooled: the mean over real tokens is taken. "
+            "Say what is true with pooling= (--pooling cls, last, max, ...).",
+            name or "the model",
+        )
+
+
+def read_pooling(name: str) -> Pooling | None:
+    """How the embedding model in a directory or under a Hub id pools; None where nothing says."""
+    modules = _modules_of(name)
+    if modules is None:
+        config = _read(name, POOLING)
+        return None if config is None else Pooling(modes_of(config, POOLING))
+    if not is_embedder(name):
+        return None
+    settings = _read(name, SETTINGS) or {}
+    modes: tuple[Mode, ...] | None = None
+    dense: list[Projection] = []
+    normalize = False
+    for module in modules:
+        kind, path = _kind(module), str(module.get("path", ""))
+        if kind == "Pooling":
+            config = _read(name, f"{path}/config.json") or {}
+            modes = modes_of(config, f"{path}/config.json")
+            if config.get("include_prompt") is False:
+                _log.warning("%s leaves its prompts out of the pooling; shearling pools them too", name)
+        elif kind == "Normalize":
+            normalize = True
+        elif kind == "Dense":
+            dense.append(_projection(name, path))
+        elif kind not in ("Transformer", *_IGNORED):
+            _log.warning("%s has a module %s after its pooling, which shearling leaves out of its scores", name, kind)
+    if modes is None:
+        return None
+    prompts = {str(key): str(text) for key, text in (settings.get("prompts") or {}).items() if text is not None}
+    return Pooling(
+        modes=modes,
+        normalize=normalize,
+        similarity=str(settings.get("similarity_fn_name") or "cosine"),
+        dense=tuple(dense),
+        prompts=prompts,
+        default=settings.get("default_prompt_name"),
+        max_length=_max_length(name, modules),
+    )
+
+
+def companions(name: str) -> Path | None:
+    """The folder with the side files of a model: the directory itself, or what the Hub's cache keeps of an id."""
+    if Path(name).is_dir():
+        return Path(name)
+    modules = _modules_of(name)
+    if modules is None:
+        return None
+    for module in modules:  # fetch what lies in folders; the rest came with the model and its tokenizer
+        path = str(module.get("path", ""))
+        for file in ("config.json", "model.safetensors") if path else ("sentence_bert_config.json", SETTINGS):
+            _find(name, f"{path}/{file}".lstrip("/"))
+    found = _find(name, MODULES)
+    return None if found is None else found.parent
+
+
+def _with_modes(found: Pooling, given: Pooling) -> Pooling:
+    return replace(found, modes=given.modes, normalize=found.normalize or given.normalize)
+
+
+def modes_of(config: dict[str, Any], where: str) -> tuple[Mode, ...]:
+    """The modes of a Pooling module's configuration, in either way of writing them."""
+    given = config.get("pooling_mode")
+    if given is None:
+        given = [mode for flag, mode in _FLAGS.items() if config.get(flag)] or ["mean"]
+    names = [given] if isinstance(given, str) else list(given)
+    unknown = [name for name in names if name not in _MODES]
+    if unknown:
+        raise ModelError(f"{where} asks for the pooling {unknown[0]!r}; shearling knows {', '.join(_MODES)}.")
+    return tuple(_MODES[name] for name in names)
+
+
+def _projection(name: str, path: str) -> Projection:
+    """A Dense module; its weights come from safetensors only, for the other format is a pickle."""
+    from safetensors.torch import load_file
+
+    config = _read(name, f"{path}/config.json") or {}
+    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
+    weights = _find(name, f"{path}/model.safetensors")
+    if weights is None or activation not in ACTIVATIONS or config.get("use_residual"):
+        why = "no model.safetensors" if weights is None else f"activation {activation}, which shearling does not know"
+        raise ModelError(f"{path} of {name} has {why}; give pooling= to score without it (--pooling mean).")
+    tensors: dict[str, Tensor] = load_file(weights)
+    return Projection(tensors["linear.weight"], tensors.get("linear.bias"), activation)
+
+
+def _max_length(name: str, modules: list[dict[str, Any]]) -> int | None:
+    """Tokens of the longest text, where the configuration of the transformer says."""
+    path = next((str(module.get("path", "")) for module in modules if _kind(module) == "Transformer"), "")
+    settings = _read(name, f"{path}/sentence_bert_config.json".lstrip("/")) or {}
+    length = settings.get("max_seq_length")
+    return length if isinstance(length, int) and length > 0 else None
+
+
+def _kind(module: dict[str, Any]) -> str:
+    """The class of a module: `sentence_transformers.models.Pooling` is a Pooling."""
+    return str(module.get("type", "")).rpartition(".")[2]
+
+
+def _find(name: str, file: str) -> Path | None:
+    """A file of a directory or of a Hub id (from its cache where there is no network); None where there is none."""
+    if not name or Path(name).exists():
+        path = Path(name) / file
+        return path if name and path.is_file() else None
+    from transformers.utils import cached_file
+
+    quietly = dict.fromkeys(("missing_entries", "connection_errors", "gated_repo"), False)
+    try:
+        found = cached_file(name, file, **{f"_raise_exceptions_for_{what}": no for what, no in quietly.items()})
+    except (OSError, ValueError):  # no such id: whoever loads the model says so better
+        return None
+    return None if found is None else Path(os.fspath(found))
+
+
+def _read(name: str, file: str) -> dict[str, Any] | None:
+    """A JSON object beside a model; None where there is no such file."""
+    path = _find(name, file)
+    if path is None:
+        return None
+    found: dict[str, Any] = schema.SETTINGS.read(path)
+    return found
+
+
+def _modules_of(name: str) -> list[dict[str, Any]] | None:
+    """The modules of a directory or Hub id; None where there is no list of them."""
+    path = _find(name, MODULES)
+    return None if path is None else schema.MODULES.read(path)

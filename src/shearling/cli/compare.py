@@ -17,6 +17,9 @@ def compare(
     second: Annotated[str, typer.Argument(metavar="SECOND", help="Another one, dense or pruned.", show_default=False)],
     data: o.Data = None,
     task: o.Task = None,
+    metric: o.Metric = None,
+    index: o.Index = None,
+    pooling: o.Pooling = None,
     text_columns: o.TextColumns = None,
     label_column: o.LabelColumn = None,
     limit: Annotated[Optional[int], typer.Option(help="Only the first so many rows.", min=1)] = None,  # noqa: UP045
@@ -54,6 +57,9 @@ def compare(
             device=device,
             trust_remote_code=trust_remote_code,
             watcher=watcher,
+            metric=metric,
+            index=index,
+            pooling=pooling,
         )
     if html is not None:
         write_comparison(result.to_json(), html)

@@ -22,7 +22,7 @@ def demo(
     quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
-    """Prune a real sentence encoder on this machine and show what became of it."""
+    """Prune a real sentence encoder on this machine and let it search on the index of the original."""
     from shearling.cli.console import emit, say, watching
     from shearling.workflows.demo import demo as run
 
@@ -40,19 +40,19 @@ def _picture(result: Demo) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from shearling.workflows.demo import summary
+    from shearling.workflows.demo import answers, summary
 
     console = Console(stderr=True, highlight=False)
     console.print(f"\n{escape(str(result.pruned))}\n", soft_wrap=True)
-    table = Table(title=f"on {result.held_out:,} held-out sentences", title_justify="left", show_header=False)
+    table = Table(
+        title=f"a search among {result.search.passages:,} held-out paragraphs", title_justify="left", show_header=False
+    )
     for name, value in summary(result):
         table.add_row(name, f"[bold]{escape(value)}[/]")
     console.print(table)
     for example in result.examples:
-        same = example.pruned == example.dense
-        console.print(f"\n[dim]nearest to[/] {escape(example.sentence)}")
-        console.print(f"  [dim]{'before and after' if same else 'before'}[/] {escape(example.dense)}")
-        if not same:
-            console.print(f"  [dim]after[/]  {escape(example.pruned)}")
+        console.print(f"\n[dim]search[/] {escape(example.sentence)}")
+        for who, what in answers(example):
+            console.print(f"  [dim]{who}[/] {escape(what)}")
     console.print(f"\nThe pruned model is in [bold]{escape(str(result.model))}[/], the report in", end=" ")
     console.print(f"[bold]{escape(str(result.report))}[/].", soft_wrap=True)

@@ -13,6 +13,9 @@ def evaluate(
     model: o.Model,
     data: o.Data = None,
     task: o.Task = None,
+    metric: o.Metric = None,
+    index: o.Index = None,
+    pooling: o.Pooling = None,
     text_columns: o.TextColumns = None,
     label_column: o.LabelColumn = None,
     limit: Annotated[Optional[int], typer.Option(help="Only the first so many rows.", min=1)] = None,  # noqa: UP045
@@ -34,7 +37,7 @@ def evaluate(
 
     source = Source(
         model, data, task, o.columns(text_columns), label_column, max_length, batch_size, device=device, dtype=dtype,
-        trust_remote_code=trust_remote_code,
+        trust_remote_code=trust_remote_code, metric=metric, index=index, pooling=pooling,
     )  # fmt: skip
     with watching(quiet=quiet) as watcher:
         score = record_evaluation if record else evaluate_source

@@ -20,7 +20,19 @@ Data = Annotated[
 ]
 Task = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--task", help="sst2, mnli, squad, ... or classification, regression, embedding, lm, ..."),
+    typer.Option("--task", help="sst2, mnli, squad, ... or classification, sts, retrieval, rerank, lm, ..."),
+]
+Metric = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--metric", help="Judge by this: ndcg@10, mrr@10, r@1, r@10, spearman, auc, ...; the task's usual."),
+]
+Index = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--index", help="retrieval: who embeds the passages. `dense` is the original; else the model scored."),
+]
+Pooling = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--pooling", help="Embedding models whose files do not say: mean, cls, last, max, weighted_mean."),
 ]
 TextColumns = Annotated[
     Optional[str],  # noqa: UP045

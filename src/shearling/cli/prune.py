@@ -62,6 +62,9 @@ def prune(
             help="paper: drop whole sublayers where their overheads alone exceed the latency.",
         ),
     ] = True,
+    metric: o.Metric = None,
+    index: o.Index = None,
+    pooling: o.Pooling = None,
     text_columns: o.TextColumns = None,
     label_column: o.LabelColumn = None,
     seed: o.Seed = 0,
@@ -87,7 +90,7 @@ def prune(
         raise typer.BadParameter("say where to write the pruned model, or use --dry-run", param_hint="--out")
     source = Source(
         model, data, task, o.columns(text_columns), label_column, max_length, batch_size, samples, seed, device, dtype,
-        trust_remote_code, length,
+        trust_remote_code, length, metric, index, pooling,
     )  # fmt: skip
     chosen = configured(
         method, labels=labels, refit=refit, realign=realign, importance=importance, allocation=allocation,

@@ -28,6 +28,9 @@ def sweep(
     save: Annotated[bool, typer.Option("--save", help="Keep the pruned models under OUT/models.")] = False,
     multiple_of: Annotated[Optional[int], typer.Option(help="Round filter counts.", min=1)] = None,  # noqa: UP045
     limit: Annotated[Optional[int], typer.Option(help="Score on the first so many rows.", min=1)] = None,  # noqa: UP045
+    metric: o.Metric = None,
+    index: o.Index = None,
+    pooling: o.Pooling = None,
     text_columns: o.TextColumns = None,
     label_column: o.LabelColumn = None,
     samples: o.Samples = 2048,
@@ -51,7 +54,7 @@ def sweep(
     grid = grid_of(methods, seeds, multiple_of, table, flops=flops, params=params, latency=latency)
     source = Source(
         model, data, task, o.columns(text_columns), label_column, max_length, batch_size, samples, grid.seeds[0],
-        device, dtype, trust_remote_code, length,
+        device, dtype, trust_remote_code, length, metric, index, pooling,
     )  # fmt: skip
     if dry_run:
         record, describe = planned(source, grid, evaluation=evaluation, limit=limit), describe_planned

@@ -6,6 +6,7 @@ hub.py        GLUE and SQuAD from the Hub -> Rows
 tasks.py      the table of tasks
 columns.py    texts and labels of a task, read strictly
 squad.py      question answering: windows, spans
+retrieval.py  search: queries, passages, judgements
 lm.py         language models: blocks of running text
 media.py      images and sound: folders and columns of them, through the model's processor
 batches.py    padding and stacking

@@ -32,6 +32,11 @@ class Tokenized:
         return replace(self, tokens=tokens, values={name: values[indices] for name, values in self.values.items()})
 
 
+def joined(first: Tokenized, second: Tokenized) -> Tokenized:
+    """The examples of both, those of the first before; neither has values."""
+    return Tokenized({name: [*first.tokens[name], *second.tokens[name]] for name in first.tokens})
+
+
 class Batches(list[Batch]):
     """A list of batches that remembers which example each row of them is.
 

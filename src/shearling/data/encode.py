@@ -14,6 +14,7 @@ from shearling.data.encoder import Labels, blocks, make_encoder
 from shearling.data.rows import Rows
 from shearling.data.tasks import Task
 from shearling.errors import InputError
+from shearling.models.pooling import GUESS, Pooling
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -35,10 +36,12 @@ def encode(
     text_columns: Sequence[str] | None = None,
     label_column: str | None = None,
     bucket: bool = True,
+    pooling: Pooling = GUESS,
 ) -> Batches:
     """Draw `samples` examples without replacement and make batches that the model's forward takes as they are.
 
     An example is one model input: a text, a pair, a window of a long context, or a block of running text.
+    `pooling` is an embedding model's own: its prompts come before the texts.
     """
     if samples is not None and samples < 1:
         raise InputError(f"{samples} samples were asked for; ask for at least 1")
@@ -51,6 +54,7 @@ def encode(
         text_columns=text_columns,
         label_column=label_column,
         seed=seed,
+        pooling=pooling,
     )
     rng = np.random.default_rng(seed)
     if encoder.task.kind == "lm" and samples is not None:

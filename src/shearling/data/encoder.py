@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from shearling.data.batches import Batches, Tokenized, make_batches
+from shearling.data.batches import Batches, Tokenized, joined, make_batches
 from shearling.data.columns import (
     find_label_column,
     find_text_columns,
@@ -18,10 +18,12 @@ from shearling.data.columns import (
     require_label_column,
 )
 from shearling.data.lm import make_blocks
+from shearling.data.retrieval import candidates, search_texts
 from shearling.data.rows import Rows
 from shearling.data.squad import make_windows, read_answers, span_labels
 from shearling.data.tasks import Kind, Task, find_task
 from shearling.errors import DataError, InputError, ModelError
+from shearling.models.pooling import GUESS, Pooling
 from shearling.models.positions import positions_of
 from shearling.sample.batch import IGNORED
 
@@ -45,6 +47,7 @@ class Encoder:
     text_columns: Sequence[str] | None = None
     label_column: str | None = None
     seed: int = 0
+    pooling: Pooling = GUESS  # of an embedding model: its prompts and its longest text
 
     @property
     def pad_id(self) -> int:
@@ -71,6 +74,11 @@ class Encoder:
         """Model inputs and labels: one per row, but a window each of a long context, and blocks of running text."""
         return self._without_unknown_inputs(_TOKENIZERS[self.task.kind](self, rows))
 
+    def embed(self, texts: Sequence[str], use: Literal["query", "document"] | None = None) -> Tokenized:
+        """Texts on their own, each with the model's prompt before it."""
+        prompt = self.pooling.prompt(use)
+        return self._without_unknown_inputs(_tokenize_texts(self, [prompt + text for text in texts]))
+
     def batches(self, examples: Tokenized, batch_size: int, *, bucket: bool = True) -> Batches:
         """Pad and stack."""
         return make_batches(examples, pad_id=self.pad_id, batch_size=batch_size, bucket=bucket)
@@ -92,6 +100,7 @@ def make_encoder(
     text_columns: Sequence[str] | None = None,
     label_column: str | None = None,
     seed: int = 0,
+    pooling: Pooling = GUESS,
 ) -> Encoder:
     """Check the length against the model and fill in that of the task."""
     from shearling.data.media import make_media_encoder, medium_of  # it builds on this module
@@ -102,8 +111,9 @@ def make_encoder(
     limit = _length_limit(tokenizer, config)
     if max_length is not None and not 4 <= max_length <= limit:
         raise InputError(f"max_length {max_length} was asked for; this model takes 4 to {limit} tokens")
-    length = min(task.max_length, limit) if max_length is None else max_length
-    return Encoder(tokenizer, task, config, length, labels, text_columns, label_column, seed)
+    usual = min(task.max_length, limit, pooling.max_length or limit)
+    length = usual if max_length is None else max_length
+    return Encoder(tokenizer, task, config, length, labels, text_columns, label_column, seed, pooling)
 
 
 def _length_limit(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> int:
@@ -124,9 +134,24 @@ def _sequences(encoder: Encoder, rows: Rows) -> Tokenized:
     return Tokenized(examples.tokens, {"labels": read_classes(rows, name, encoder.task, encoder.config)})
 
 
+def _reranked(encoder: Encoder, rows: Rows) -> Tokenized:
+    """Pairs of a query and a passage, with the relevance as the score to be given."""
+    pairs = candidates(rows, encoder.task, encoder.text_columns, encoder.label_column)
+    examples = _tokenize_texts(encoder, *(read_texts(pairs, name) for name in ("query", "passage")))
+    if encoder.label_name(rows) is None:
+        return examples
+    return Tokenized(examples.tokens, {"labels": read_scores(pairs, "relevance")})
+
+
 def _embedded(encoder: Encoder, rows: Rows) -> Tokenized:
     """Every text on its own, the first column of a pair before the second; the model takes no labels."""
-    return _tokenize_texts(encoder, [text for column in encoder.texts(rows) for text in column])
+    return encoder.embed([text for column in encoder.texts(rows) for text in column])
+
+
+def _searched(encoder: Encoder, rows: Rows) -> Tokenized:
+    """Every query, then every passage, each with the prompt that is meant for it."""
+    queries, passages = search_texts(rows, encoder.task, encoder.text_columns)
+    return joined(encoder.embed(queries, "query"), encoder.embed(passages, "document"))
 
 
 def _tokenize_texts(encoder: Encoder, *columns: list[str]) -> Tokenized:
@@ -225,5 +250,7 @@ _TOKENIZERS: dict[Kind, Callable[[Encoder, Rows], Tokenized]] = {
     "token-classification": _tagged,
     "question-answering": _answered,
     "embedding": _embedded,
+    "retrieval": _searched,
+    "rerank": _reranked,
     "lm": blocks,
 }

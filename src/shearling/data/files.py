@@ -43,10 +43,24 @@ def read_rows(path: str | PathLike[str], limit: int | None = None) -> Rows:
     return rows
 
 
-def _read_folder(path: Path, limit: int | None) -> Rows:
-    # media.py imports the encoder, which reads no files; it is imported where it is needed.
-    from shearling.data.media import read_folder
+def read_objects(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a jsonl file, one a line, whatever keys each of them has."""
+    with _damage_reported(path), _open(path) as stream:
+        for number, line in enumerate(_text_lines(stream), start=1):
+            entry = json.loads(line) if line.strip() else {}
+            if not isinstance(entry, dict):
+                raise DataError(f"line {number} of {path} is a JSON {type(entry).__name__}; give an object a line")
+            if entry:
+                yield entry
 
+
+def _read_folder(path: Path, limit: int | None) -> Rows:
+    # These build on this module or on the encoder, which reads no files; they are imported where they are needed.
+    from shearling.data.media import read_folder
+    from shearling.data.retrieval import is_search, read_search
+
+    if is_search(path):
+        return read_search(path).head(limit)
     try:
         return read_folder(path, limit)
     except DataError as error:

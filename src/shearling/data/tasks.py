@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from shearling.errors import InputError, ModelError
@@ -12,8 +12,22 @@ from shearling.errors import InputError, ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Kind = Literal["classification", "regression", "token-classification", "question-answering", "embedding", "lm"]
-Metric = Literal["accuracy", "spearman", "matthews", "f1", "perplexity"]
+Kind = Literal[
+    "classification", "regression", "token-classification", "question-answering", "embedding", "retrieval", "rerank",
+    "lm",
+]  # fmt: skip
+# The metrics that each kind of task can be judged by; a task has one of them, unless another is asked for.
+METRICS: dict[Kind, tuple[str, ...]] = {
+    "classification": ("accuracy", "f1", "matthews"),
+    "regression": ("spearman", "pearson"),
+    "token-classification": ("f1",),
+    "question-answering": ("f1",),
+    "embedding": ("spearman", "pearson"),
+    "retrieval": ("ndcg@10", "mrr@10", "r@1", "r@10"),
+    "rerank": ("ndcg@10", "mrr@10", "auc"),
+    "lm": ("perplexity",),
+}
+UNLABELLED: tuple[Kind, ...] = ("embedding", "retrieval", "lm")  # their models take no labels
 
 
 @dataclass(frozen=True)
@@ -35,12 +49,27 @@ class Task:
     text: tuple[tuple[str, ...], ...]
     """Column names to look for, the first that the data has wins; two names make a sentence pair."""
     label: tuple[str, ...]
-    metric: Metric
+    metric: str
     max_length: int
     stride: int = 0
     classes: tuple[str, ...] = ()
     """Class names in the order of the data set's integers."""
     hub: Hub | None = None
+
+    @property
+    def head(self) -> Kind:
+        """The kind of task that the head of a model for this one is for."""
+        heads: dict[Kind, Kind] = {"retrieval": "embedding", "rerank": "regression"}
+        return heads.get(self.kind, self.kind)
+
+    def judged_by(self, metric: str | None) -> Task:
+        """The same task with another metric of its kind; `R@1` and `Spearman` are understood."""
+        if metric is None:
+            return self
+        known = METRICS[self.kind]
+        if metric.lower() not in known:
+            raise InputError(f"task {self.name} has no metric {metric!r}; it has {', '.join(known)}")
+        return replace(self, metric=metric.lower())
 
 
 _PAIRS = (
@@ -57,10 +86,13 @@ _CLASS = ("label", "labels", "class", "target", "category", "sentiment", "intent
 _SCORE = ("label", "labels", "score", "similarity_score", "similarity", "target", "rating")
 _TAGS = ("ner_tags", "tags", "labels", "ner", "pos_tags", "label")
 _QA = (("question", "context"),)
+_SEARCH = (("query", "passage"), ("query", "document"), ("query", "text"), ("question", "context"),
+           ("question", "passage"), ("question", "answer"), ("anchor", "positive"), *_PAIRS[:-1])  # fmt: skip
+_RELEVANCE = ("relevance", "label", "labels", "score", "is_relevant", "is_selected")
 _ENTAILED = ("entailment", "not_entailment")
 
 
-def _glue(name: str, *columns: str, kind: Kind = "classification", metric: Metric = "accuracy", max_length: int = 128,
+def _glue(name: str, *columns: str, kind: Kind = "classification", metric: str = "accuracy", max_length: int = 128,
           classes: tuple[str, ...] = (), dev: str = "validation") -> Task:  # fmt: skip
     """A task of GLUE: its own column names first, then those of the other releases of the same data."""
     text = (columns, ("sentence1", "sentence2")) if len(columns) == 2 else (columns, ("text",))
@@ -87,6 +119,9 @@ TASKS: dict[str, Task] = {
         Task("token-classification", "token-classification", (("tokens",), ("words",)), _TAGS, "f1", 512),
         Task("question-answering", "question-answering", _QA, ("answers",), "f1", 384, 128),
         Task("embedding", "embedding", _PAIRS + _SINGLES, _SCORE, "spearman", 512),
+        Task("sts", "embedding", _PAIRS, _SCORE, "spearman", 512),
+        Task("retrieval", "retrieval", _SEARCH, _RELEVANCE, "ndcg@10", 512),
+        Task("rerank", "rerank", _SEARCH, _RELEVANCE, "ndcg@10", 512),
         Task("lm", "lm", _SINGLES, (), "perplexity", 512),
     )
 }  # fmt: skip
@@ -143,8 +178,8 @@ def check_head(model: PreTrainedModel, task: Task) -> None:
         found = infer_task(model).kind
     except ModelError:
         return  # an unknown head is the caller's word: they named the task
-    if found != task.kind:
+    if found != task.head:
         raise ModelError(
-            f"task {task.name} needs a model for {task.kind}, but {type(model).__name__} with "
+            f"task {task.name} needs a model for {task.head}, but {type(model).__name__} with "
             f"{model.config.num_labels} label(s) is for {found}; give another model or --task {found}"
         )

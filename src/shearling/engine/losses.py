@@ -5,7 +5,7 @@ What a head is shows in what it returns, so no class names are needed:
     start_logits          question answering
     logits [B, C]         classification; regression when there is one output
     logits [B, S, C]      token classification and language models
-    anything else         an embedding: the mean over real tokens of the last hidden state (or the pooled output)
+    anything else         an embedding, pooled and normalised as the model's users do (models/pooling.py)
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shearling.errors import DataError, ModelError
+from shearling.models.pooling import pool, pooling_of
 from shearling.sample.batch import IGNORED, Batch, uniform
 
 
@@ -62,7 +63,7 @@ def sampled_losses(model: Any, outputs: Any, batch: Batch, seed: int) -> Tensor:
         both = zip((outputs.start_logits, outputs.end_logits), draws.T, strict=True)
         return torch.stack([_drawn_loss(_only(logits.float(), real), draw) for logits, draw in both]).sum(0)
     if "logits" not in outputs:
-        return _signed(_embedding(outputs, batch), batch, seed)
+        return _signed(embeddings(model, outputs, batch), batch, seed)
     logits: Tensor = outputs.logits.float()
     if logits.dim() == 3:
         real = _token_mask(batch, logits)
@@ -112,19 +113,23 @@ def _signed(values: Tensor, batch: Batch, seed: int) -> Tensor:
     return (values * signs).sum(-1)
 
 
-def _embedding(outputs: Any, batch: Batch) -> Tensor:
-    """[B, D]: what an embedding model is used for."""
-    embeds = [outputs[name].float() for name in ("text_embeds", "image_embeds") if name in outputs]
-    if embeds and len({len(e) for e in embeds}) == 1:  # two towers: both count
-        return torch.cat(embeds, -1)
-    if "last_hidden_state" not in outputs:
-        raise ModelError(f"Do not know what to make of outputs {list(outputs)}: neither logits nor hidden states.")
-    hidden: Tensor = outputs.last_hidden_state.float()
-    mask = batch.inputs.get("attention_mask")
-    if mask is None or mask.shape != hidden.shape[:2]:
-        return hidden.mean(1)
-    weight = mask.to(hidden)[..., None]
-    return (hidden * weight).sum(1) / weight.sum(1).clamp_min(1)
+def embeddings(model: Any, outputs: Any, batch: Batch) -> Tensor:
+    """[B, D]: what an embedding model is used for, by its own pooling; of length one where only directions count."""
+    pooling = pooling_of(model)
+    pooled = pool(outputs, batch.inputs.get("attention_mask"), pooling).float()
+    return F.normalize(pooled, dim=-1) if pooling.direction_only else pooled
+
+
+def embedding_losses(student: Tensor, teacher: Tensor) -> Tensor:
+    """[B]: how far the student's embeddings [B, D] are from the teacher's, for training one on the other.
+
+    The squared distance to the teacher's embedding, and the squared error of the similarities within the batch, which
+    is what a search ranks by. Both are relative to the teacher's mean square length, so that models compare.
+    """
+    scale = teacher.square().sum(-1).mean().clamp_min(1e-12)
+    distance = (student - teacher).square().sum(-1) / scale
+    similarity = (student @ student.T - teacher @ teacher.T).square().mean(-1) / scale.square()
+    return distance + similarity
 
 
 def _span_loss(logits: Tensor, positions: Tensor) -> Tensor:

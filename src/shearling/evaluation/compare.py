@@ -17,9 +17,9 @@ from shearling.checkpoint.pretrained import load_model, load_reader
 from shearling.costs import parameters, whole_macs
 from shearling.data import load_rows
 from shearling.engine.hooks import device_of, frozen
-from shearling.errors import DataError
+from shearling.errors import DataError, InputError
 from shearling.evaluation import metrics
-from shearling.evaluation.exam import Exam, make_exam, predict, read_outputs
+from shearling.evaluation.exam import Exam, make_exam, predict, reader_of
 from shearling.evaluation.scores import Reader, score
 from shearling.latency.timing import Times, device_name, in_turns
 from shearling.sample.batch import IGNORED
@@ -95,21 +95,31 @@ def compare(
     rounds: int = 15,
     trust_remote_code: bool = False,
     watcher: Watcher | None = None,
+    metric: str | None = None,
+    index: str | None = None,
+    pooling: str | None = None,
 ) -> Comparison:
-    """Run both models on the data. Scores need labels; agreement, sizes and times do not."""
+    """Run both models on the data. Scores need labels; agreement, sizes and times do not.
+
+    metric   one of the task's others, such as r@1
+    index    of a search: `dense` has the first model embed the passages for both
+    pooling  of embedding models, where their files do not say it
+    """
     from shearling.data import find_task, infer_task
 
     names = (first, second)
-    models = [load_model(name, device=device, trust_remote_code=trust_remote_code) for name in names]
+    if index not in (None, "dense"):
+        raise InputError(f"--index {index} is not known here; `dense` has {first} embed the passages for both")
+    models = [load_model(n, device=device, trust_remote_code=trust_remote_code, pooling=pooling) for n in names]
     readers = [
         load_reader(name, model, trust_remote_code=trust_remote_code) for name, model in zip(names, models, strict=True)
     ]
     chosen = find_task(task) if task else infer_task(models[0])
-    rows = load_rows(data, chosen, split="dev", limit=limit)
+    rows = load_rows(data, chosen, split="dev")
     exams = [
         make_exam(
             model, reader, rows, chosen, batch_size=batch_size, max_length=max_length, text_columns=text_columns,
-            label_column=label_column,
+            label_column=label_column, limit=limit, metric=metric, index=models[0] if index else None,
         )
         for model, reader in zip(models, readers, strict=True)
     ]  # fmt: skip
@@ -126,7 +136,7 @@ def compare(
         for name, model, one, time, batch in zip(names, models, taken, times, batches, strict=True)
     ]  # fmt: skip
     return Comparison(
-        chosen.name, taken[0].metric, len(rows), agreed, sides[0].batch, device_name(device_of(models[0])),
+        chosen.name, taken[0].metric, taken[0].examples, agreed, sides[0].batch, device_name(device_of(models[0])),
         (sides[0], sides[1]),
     )  # fmt: skip
 
@@ -138,6 +148,7 @@ class _Taken:
     value: float | None
     em: float | None
     metric: str
+    examples: int
     notes: list[Tensor]
     batches: Batches
 
@@ -145,11 +156,12 @@ class _Taken:
     def of(cls, exam: Exam, model: PreTrainedModel, stage: str, watcher: Watcher | None) -> _Taken:
         notes: list[Tensor] = []
         seen: list[Batches] = []
+        whole = reader_of(model)
 
         def run(batches: Batches, read: Reader | None) -> Tensor:
             def both(outputs: Any, batch: dict[str, Tensor]) -> Tensor:
-                notes.append(choices(outputs, batch).float().cpu())
-                return (read or read_outputs)(outputs, batch)
+                notes.append(choices(outputs, batch, whole).float().cpu())
+                return (read or whole)(outputs, batch)
 
             seen.append(batches)
             progress = None if watcher is None else lambda done, total: watcher(stage, done, total)
@@ -157,14 +169,14 @@ class _Taken:
 
         task: Task = exam.encoder.task
         try:
-            result = score(exam.encoder, exam.rows, exam.batch_size, run)
+            result = score(exam.encoder, exam.rows, exam.batch_size, run, exam.index)
         except DataError:
             if notes:
                 raise  # the labels were read; something else is wrong
             encoder = exam.unlabelled_encoder()
             run(encoder.batches(encoder.tokenize(exam.rows), exam.batch_size), None)
-            return cls(None, None, task.metric, notes, seen[0])
-        return cls(result.value, result.em, result.metric or task.metric, notes, seen[0])
+            return cls(None, None, task.metric, len(exam.rows), notes, seen[0])
+        return cls(result.value, result.em, result.metric or task.metric, result.examples, notes, seen[0])
 
 
 def _read_alike(readers: Sequence[Any], taken: Sequence[_Taken]) -> bool:
@@ -173,8 +185,11 @@ def _read_alike(readers: Sequence[Any], taken: Sequence[_Taken]) -> bool:
     return bool(words[0] == words[1] and np.array_equal(taken[0].batches.order, taken[1].batches.order))
 
 
-def choices(outputs: Any, batch: dict[str, Tensor]) -> Tensor:
-    """What the model says, one row per decision: [n, 1] classes or numbers, [n, 2] spans, [n, D] embeddings."""
+def choices(outputs: Any, batch: dict[str, Tensor], read: Reader) -> Tensor:
+    """What the model says, one row per decision: [n, 1] classes or numbers, [n, 2] spans, [n, D] embeddings.
+
+    read  gives the embeddings of a model without a head
+    """
     real = batch.get("attention_mask")
     if "start_logits" in outputs:
         ends = torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=1).float()  # [B, 2, S]
@@ -182,7 +197,7 @@ def choices(outputs: Any, batch: dict[str, Tensor]) -> Tensor:
             ends = ends.masked_fill(real[:, None] == 0, -torch.inf)
         return ends.argmax(-1)
     if "logits" not in outputs:
-        return read_outputs(outputs, batch)
+        return read(outputs, batch)
     logits: Tensor = outputs["logits"]
     if logits.dim() == 3:
         counted = batch["labels"] != IGNORED if "labels" in batch else real

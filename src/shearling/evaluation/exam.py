@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,10 +14,12 @@ import torch.nn.functional as F
 
 from shearling.data.batches import Batch, Batches, Tokenized
 from shearling.data.encoder import Encoder, make_encoder
+from shearling.data.retrieval import first_queries
 from shearling.data.rows import Rows, as_rows
 from shearling.data.tasks import Task, check_head, find_task, infer_task
 from shearling.errors import DataError, InputError, ModelError
-from shearling.evaluation.scores import Reader, score
+from shearling.evaluation.scores import Reader, embed_passages, score
+from shearling.models.pooling import pool, pooling_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -79,10 +81,15 @@ def evaluate(
     compile: bool = False,  # noqa: A002 - the name users know from torch
     progress: Progress | None = None,
     limit: int | None = None,
+    metric: str | None = None,
+    index: PreTrainedModel | None = None,
 ) -> Evaluation:
     """Score `model` on the first `limit` rows; without a task, the one that its head is for.
 
     `rows` may be Rows, a file, a `datasets.Dataset` or a list of dicts. The model is left as it was.
+
+    metric  one of the task's others, such as r@1
+    index   of a search: the model that embeds the passages, while `model` embeds the queries
     """
     exam = make_exam(
         model,
@@ -94,6 +101,8 @@ def evaluate(
         text_columns=text_columns,
         label_column=label_column,
         limit=limit,
+        metric=metric,
+        index=index,
     )
     return exam.take(model, device=device, compile=compile, progress=progress)
 
@@ -105,6 +114,7 @@ class Exam:
     encoder: Encoder
     rows: Rows
     batch_size: int = 64
+    index: torch.Tensor | None = None  # of a search: embeddings of its passages, if not the model's own
 
     @cached_property
     def fingerprint(self) -> str:
@@ -128,9 +138,9 @@ class Exam:
         began = time.perf_counter()
 
         def run(batches: Batches, read: Reader | None) -> torch.Tensor:
-            return predict(model, batches, read=read or read_outputs, device=device, compile=compile, progress=progress)
+            return predict(model, batches, read=read, device=device, compile=compile, progress=progress)
 
-        result = score(self.encoder, self.rows, self.batch_size, run)
+        result = score(self.encoder, self.rows, self.batch_size, run, self.index)
         return Evaluation(
             task=self.encoder.task.name,
             metric=result.metric or self.encoder.task.metric,
@@ -154,20 +164,40 @@ def make_exam(
     text_columns: Sequence[str] | None = None,
     label_column: str | None = None,
     limit: int | None = None,
+    metric: str | None = None,
+    index: PreTrainedModel | None = None,
 ) -> Exam:
-    """An exam for `model` and everything pruned from it; complains about rows that do not suit its head."""
-    task = infer_task(model) if task is None else find_task(task)
+    """An exam for `model` and everything pruned from it; complains about rows that do not suit its head.
+
+    index  of a search: the model that embeds the passages, once, for every model that takes the exam
+    """
+    task = (infer_task(model) if task is None else find_task(task)).judged_by(metric)
     check_head(model, task)
     encoder = make_encoder(
         tokenizer,
         task,
         model.config,
         max_length=max_length,
-        labels="ignore" if task.kind in ("question-answering", "embedding") else "require",
+        labels="ignore" if task.kind in ("question-answering", "embedding", "retrieval") else "require",
         text_columns=text_columns,
         label_column=label_column,
+        pooling=pooling_of(model),
     )
-    return Exam(_Remembering(**vars(encoder), inner=encoder), as_rows(rows, limit=limit), batch_size)
+    if task.kind in ("retrieval", "rerank"):
+        chosen = first_queries(as_rows(rows), task, limit, text_columns)
+    else:
+        chosen = as_rows(rows, limit=limit)
+    exam = Exam(_Remembering(**vars(encoder), inner=encoder), chosen, batch_size)
+    if index is None:
+        return exam
+    if task.kind != "retrieval":
+        raise InputError(f"an index is of use with task retrieval only, not with {task.name}")
+    run = partial(_embed, index)
+    return replace(exam, index=embed_passages(exam.encoder, chosen, batch_size, run))
+
+
+def _embed(model: PreTrainedModel, batches: Batches, read: Reader | None) -> torch.Tensor:
+    return predict(model, batches, read=read, device=None)
 
 
 @dataclass(frozen=True)
@@ -186,26 +216,22 @@ class _Remembering(Encoder):
         return self.inner.batches(examples, batch_size, bucket=bucket)
 
 
-def read_outputs(outputs: Any, batch: Batch) -> torch.Tensor:
-    """What a model says about each example, whatever its head.
+def reader_of(model: PreTrainedModel) -> Reader:
+    """What this model says about each example, whatever its head.
 
     Logits [examples, classes] or [examples, tokens, classes]; start and end logits stacked to [examples, tokens, 2];
-    without a head, the mean of the hidden states of the real tokens, [examples, hidden].
+    without a head, the embeddings [examples, hidden] by the model's own pooling.
     """
-    if "start_logits" in outputs:
-        return torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=-1)
-    if "logits" in outputs:
-        return torch.as_tensor(outputs["logits"])
-    if "last_hidden_state" in outputs:
-        hidden = outputs["last_hidden_state"].float()
-        mask = batch.get("attention_mask")
-        if mask is None or mask.shape != hidden.shape[:2]:  # patches of an image, frames of a sound
-            return torch.as_tensor(hidden.mean(dim=1))
-        real = mask.to(hidden)[..., None]  # [examples, tokens, 1]
-        return torch.as_tensor((hidden * real).sum(dim=1) / real.sum(dim=1))
-    raise ModelError(
-        f"the model gives {list(outputs)}, but neither logits nor hidden states; give one with a task head"
-    )
+    pooling = pooling_of(model)
+
+    def read(outputs: Any, batch: Batch) -> torch.Tensor:
+        if "start_logits" in outputs:
+            return torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=-1)
+        if "logits" in outputs:
+            return torch.as_tensor(outputs["logits"])
+        return pool(outputs, batch.get("attention_mask"), pooling)
+
+    return read
 
 
 @torch.no_grad()
@@ -213,12 +239,14 @@ def predict(
     model: PreTrainedModel,
     batches: Sequence[Batch],
     *,
-    read: Reader = read_outputs,
+    read: Reader | None = None,
     device: str | torch.device | None = "auto",
     compile: bool = False,  # noqa: A002
     progress: Progress | None = None,
 ) -> torch.Tensor:
     """What `read` takes from the outputs, on the CPU in float32, one row per example in the order of the data.
+
+    Without `read`, what `reader_of` the model gives.
 
     Batches that do not know their order (any list of dicts) keep the one they come in. Where examples differ in
     length, the shorter are filled with zeros.
@@ -226,6 +254,7 @@ def predict(
     if not batches:
         raise DataError("there are no batches to run the model on; give at least one")
     parts: list[torch.Tensor] = []
+    read = read or reader_of(model)
     with _ready(model, device) as place:
         forward = torch.compile(model, dynamic=True) if compile else model
         for done, batch in enumerate(batches, start=1):

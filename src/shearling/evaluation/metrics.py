@@ -1,4 +1,4 @@
-"""The metrics of the tasks, as fractions: accuracy, correlations, F1 of classes, entities and answers, perplexity."""
+"""The metrics of the tasks, as fractions: accuracy, correlations, F1, perplexity; rankings are in ranking.py."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pearson(x: ArrayLike, y: ArrayLike) -> float:
 
 def spearman(x: ArrayLike, y: ArrayLike) -> float:
     """Correlation of the ranks, equal values sharing their mean rank."""
-    return pearson(_ranks(np.asarray(x)), _ranks(np.asarray(y)))
+    return pearson(ranks(np.asarray(x)), ranks(np.asarray(y)))
 
 
 def _standard(x: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -56,7 +56,8 @@ def _standard(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return x / (np.abs(x).max() or 1.0)
 
 
-def _ranks(values: NDArray[Any]) -> NDArray[np.float64]:
+def ranks(values: NDArray[Any]) -> NDArray[np.float64]:
+    """1 for the lowest value; equal values share their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     last = np.cumsum(counts)  # the highest rank of each distinct value; its mean rank lies (count - 1) / 2 below
     mean: NDArray[np.float64] = (last - (counts - 1) / 2)[inverse]

@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 
 from shearling.data.batches import Batch, Batches
 from shearling.data.columns import read_scores, require_label_column
 from shearling.data.encoder import Encoder
 from shearling.data.lm import fills_blanks
+from shearling.data.retrieval import Judged, candidates, judged
 from shearling.data.rows import Rows
 from shearling.data.squad import decode, make_windows, read_answers
 from shearling.data.tasks import Kind, Task
 from shearling.errors import DataError
-from shearling.evaluation import metrics
+from shearling.evaluation import metrics, ranking
 from shearling.sample.batch import IGNORED
 
 # What to keep of the outputs of a batch, one row per example.
@@ -27,6 +29,7 @@ Reader = Callable[[Any, Batch], torch.Tensor]
 Run = Callable[[Batches, Reader | None], torch.Tensor]
 
 _LM_TOKENS = 4096  # in a batch: logits over the vocabulary are large
+_QUERIES = 256  # compared with all passages at a time
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,78 @@ class Score:
     metric: str | None = None  # where it is not the task's usual one
 
 
-def score(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> Score:
-    """Encode the rows, run the model on them and compare with their labels."""
+def score(encoder: Encoder, rows: Rows, batch_size: int, run: Run, index: torch.Tensor | None = None) -> Score:
+    """Encode the rows, run the model on them and compare with their labels.
+
+    index  embeddings of the passages of a search [passages, D], where not the model itself is to make them
+    """
+    if encoder.task.kind == "retrieval":
+        return _score_search(encoder, rows, batch_size, run, index)
     return _SCORERS[encoder.task.kind](encoder, rows, batch_size, run)
+
+
+def embed_passages(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> torch.Tensor:
+    """The index of a search: embeddings of all its passages, [passages, D]."""
+    search = judged(rows, encoder.task, encoder.text_columns, encoder.label_column)
+    return run(encoder.batches(encoder.embed(search.passages, "document"), batch_size), None)
+
+
+def _score_search(encoder: Encoder, rows: Rows, batch_size: int, run: Run, index: torch.Tensor | None) -> Score:
+    """Rank all passages for every query; the mean of each metric over the queries."""
+    search = judged(rows, encoder.task, encoder.text_columns, encoder.label_column)
+    queries = run(encoder.batches(encoder.embed(search.queries, "query"), batch_size), None)
+    passages = embed_passages(encoder, rows, batch_size, run) if index is None else index
+    if queries.shape[-1] != passages.shape[-1]:
+        raise DataError(
+            f"the queries are embedded in {queries.shape[-1]} dimensions, the index in {passages.shape[-1]}; "
+            "take the index of the model that this one was pruned from"
+        )
+    ranked: list[NDArray[np.int64]] = []
+    for start in range(0, len(queries), _QUERIES):
+        part = _similarity(queries[start : start + _QUERIES], passages, encoder.pooling.similarity).numpy()
+        ranked += [search.rank(start + i, row, ranking.DEPTH) for i, row in enumerate(part)]
+    return _main(encoder.task, _search_metrics(search, ranked), len(search.queries))
+
+
+def _similarity(queries: torch.Tensor, passages: torch.Tensor, name: str) -> torch.Tensor:
+    """[queries, passages], the nearest highest."""
+    if name in ("euclidean", "manhattan"):
+        return -torch.cdist(queries, passages, p=2.0 if name == "euclidean" else 1.0)
+    if name != "dot":
+        queries, passages = F.normalize(queries, dim=-1), F.normalize(passages, dim=-1)
+    return queries @ passages.T
+
+
+def _search_metrics(search: Judged, ranked: list[NDArray[np.int64]]) -> dict[str, float]:
+    scores: dict[str, list[float]] = {"ndcg@10": [], "mrr@10": [], "r@1": [], "r@10": []}
+    for found, relevant in zip(ranked, search.relevant, strict=True):
+        gains = [relevant.get(int(passage), 0.0) for passage in found]
+        scores["ndcg@10"].append(ranking.ndcg(gains, list(relevant.values()), 10))
+        scores["mrr@10"].append(ranking.reciprocal_rank(gains, 10))
+        scores["r@1"].append(ranking.recall(gains, len(relevant), 1))
+        scores["r@10"].append(ranking.recall(gains, len(relevant), 10))
+    return {name: float(np.mean(values)) for name, values in scores.items()}
+
+
+def _score_rerank(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> Score:
+    """Order the candidates of every query by the model's score."""
+    pairs = candidates(rows, encoder.task, encoder.text_columns, encoder.label_column)
+    guess = run(encoder.batches(encoder.tokenize(rows), batch_size), None)[:, 0].numpy()
+    gold = np.array(pairs.column("relevance"))
+    if not (gold > 0).any() or (gold > 0).all():
+        raise DataError(f"all candidates of {rows.source} are equally relevant; task rerank needs some that are not")
+    groups: dict[str, list[int]] = {}
+    for number, query in enumerate(pairs.column("query")):
+        groups.setdefault(query, []).append(number)
+    scores: dict[str, list[float]] = {"ndcg@10": [], "mrr@10": []}
+    for members in groups.values():
+        gains = gold[members]
+        if (gains > 0).any():
+            ordered = gains[np.argsort(-guess[members], kind="stable")].tolist()
+            scores["ndcg@10"].append(ranking.ndcg(ordered, ordered, 10))
+            scores["mrr@10"].append(ranking.reciprocal_rank(ordered, 10))
+    means = {name: float(np.mean(values)) for name, values in scores.items()}
+    return _main(encoder.task, means | {"auc": ranking.auc(gold > 0, guess)}, len(groups))
 
 
 def _score_classes(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> Score:
@@ -64,7 +136,7 @@ def _score_regression(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -
 def _score_embeddings(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> Score:
     examples = encoder.tokenize(rows)
     if len(examples) != 2 * len(rows):
-        raise DataError(f"task embedding scores pairs, but {rows.source} has one text column; name two")
+        raise DataError(f"task {encoder.task.name} scores pairs, but {rows.source} has one text column; name two")
     gold = read_scores(rows, require_label_column(rows, encoder.task, encoder.label_column))
     first, second = run(encoder.batches(examples, batch_size), None).chunk(2)
     return _correlation(encoder.task, gold, F.cosine_similarity(first, second).numpy())
@@ -158,5 +230,6 @@ _SCORERS: dict[Kind, Callable[[Encoder, Rows, int, Run], Score]] = {
     "token-classification": _score_tags,
     "question-answering": _score_answers,
     "embedding": _score_embeddings,
+    "rerank": _score_rerank,
     "lm": _score_text,
 }

@@ -204,6 +204,7 @@ MODULES = Schema(
     ModelError,
     "Save the model again with sentence-transformers.",
 )
+SETTINGS = Schema("configuration", OBJECT, ModelError, "Save the model again with sentence-transformers.")
 _SEED = integer("a seed", 0, 2**63)
 PLAN = Schema(
     "plan",

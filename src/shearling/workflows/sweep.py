@@ -129,7 +129,8 @@ def _finish(store: Store, skipped: list[dict[str, Any]], source: Source) -> dict
 
 def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[str, Any]:
     """All that a point depends on besides its method, budget and seed."""
-    return {
+    given = {"metric": source.metric, "index": source.index, "pooling": source.pooling}
+    return {name: value for name, value in given.items() if value is not None} | {
         "model": source.model,
         "weights": weights_digest(source.model),
         "task": loaded.task.name,
@@ -171,8 +172,8 @@ def _plan(source: Source, loaded: Loaded, watcher: Watcher | None, method: Metho
     """The measurement for one method and seed, of the sample that this seed draws."""
     batches = loaded.batches
     if seed != source.seed:
-        drawn, config = replace(source, seed=seed), loaded.model.config
-        batches = sample_batches(drawn, loaded.rows, loaded.tokenizer, loaded.task, config, labels=labels_for(method))
+        drawn, labels = replace(source, seed=seed), labels_for(method)
+        batches = sample_batches(drawn, loaded.rows, loaded.tokenizer, loaded.task, loaded.model, labels=labels)
     return measure(
         loaded.model,
         batches,

@@ -1,0 +1,129 @@
+"""Models of sentence-transformers: take the transformer out of one, put the pruned one in, save it whole.
+
+A SentenceTransformer or CrossEncoder is a list of modules whose first is a transformer. That one is pruned; pooling,
+Dense and Normalize modules, prompts, the longest text and the similarity stay as they are. The library itself is
+never imported here: whoever brings such a model has done so.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from shearling.checkpoint.save import write_checkpoint
+from shearling.checkpoint.sentence import modes_of
+from shearling.data.batches import Tokenized
+from shearling.engine.silence import quiet_transformers
+from shearling.errors import ModelError
+from shearling.files import whole_directory
+from shearling.models.pooling import ACTIVATIONS, Mode, Pooling, Projection, set_pooling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_TOKENIZED = 256  # texts at a time
+
+
+def is_sentence_model(value: Any) -> bool:
+    """Whether this is a SentenceTransformer or a CrossEncoder (or a class made from one)."""
+    names = {base.__name__ for base in type(value).__mro__ if base.__module__.split(".")[0] == "sentence_transformers"}
+    return bool(names & {"SentenceTransformer", "CrossEncoder"})
+
+
+def transformer_of(model: Any) -> PreTrainedModel:
+    """The transformer inside, which knows its pooling from now on."""
+    from transformers import PreTrainedModel
+
+    found = model.transformers_model if hasattr(model, "transformers_model") else model[0].auto_model
+    if not isinstance(found, PreTrainedModel):
+        raise ModelError(
+            f"The first module of this {type(model).__name__} runs a {type(found).__name__}; "
+            "load it with backend='torch' to prune it."
+        )
+    pooling = pooling_from(model)
+    if pooling is not None:
+        set_pooling(found, pooling)
+    return found
+
+
+def pooling_from(model: Any) -> Pooling | None:
+    """How the modules after the transformer make embeddings; None where they do not, as in a CrossEncoder."""
+    modes: tuple[Mode, ...] | None = None
+    dense: list[Projection] = []
+    normalize = False
+    for module in model:
+        kind = type(module).__name__
+        if kind == "Pooling":
+            modes = modes_of(module.get_config_dict(), "the Pooling module")
+        elif kind == "Normalize":
+            normalize = True
+        elif kind == "Dense" and modes is not None:
+            dense.append(_projection(module))
+    if modes is None:
+        return None
+    return Pooling(
+        modes=modes,
+        normalize=normalize,
+        similarity=str(model.similarity_fn_name or "cosine"),
+        dense=tuple(dense),
+        prompts={name: text for name, text in (model.prompts or {}).items() if text is not None},
+        default=model.default_prompt_name,
+        max_length=model.max_seq_length,
+    )
+
+
+def _projection(module: Any) -> Projection:
+    linear: nn.Linear = module.linear
+    activation = type(module.activation_function).__name__
+    if activation not in ACTIVATIONS or getattr(module, "use_residual", False):
+        raise ModelError(f"The model has a Dense module with {activation} (or a residual), which shearling cannot run.")
+    bias = None if linear.bias is None else linear.bias.detach().cpu()
+    return Projection(linear.weight.detach().cpu(), bias, activation)
+
+
+def examples_of(model: Any, texts: Sequence[Any], *, prompt: str | None = None) -> Tokenized:
+    """Texts, or pairs of texts for a CrossEncoder, as the model itself would read them: tokenizer, prompt, length.
+
+    prompt  what is put before each text; the model's default prompt unless given
+    """
+    if prompt is None:
+        name = getattr(model, "default_prompt_name", None)
+        prompt = (getattr(model, "prompts", None) or {}).get(name) if name else None
+    tokens: dict[str, list[list[int]]] = {}
+    for start in range(0, len(texts), _TOKENIZED):
+        part = [tuple(text) if isinstance(text, (list, tuple)) else text for text in texts[start : start + _TOKENIZED]]
+        read = model.preprocess(part, prompt=prompt) if hasattr(model, "preprocess") else model.tokenize(part)
+        real = read["attention_mask"].bool()
+        for key, values in read.items():
+            if isinstance(values, Tensor) and values.shape == real.shape:
+                rows = zip(values, real, strict=True)
+                tokens.setdefault(key, []).extend(row[kept].tolist() for row, kept in rows)
+    return Tokenized(tokens)
+
+
+def with_transformer(model: Any, transformer: PreTrainedModel) -> Any:
+    """A copy of the model with this transformer in place of its own; the model itself is left as it is."""
+    # deepcopy takes what its memo holds for the copy, so the dense weights are never copied.
+    return copy.deepcopy(model, {id(transformer_of(model)): transformer})
+
+
+def save(
+    model: Any,
+    kept: Sequence[Tensor],
+    report: dict[str, Any],
+    directory: str | os.PathLike[str],
+    *,
+    force: bool = False,
+) -> Path:
+    """A directory that both `SentenceTransformer(directory)` (or CrossEncoder) and `shearling.load` read."""
+    target = Path(directory)
+    with whole_directory(target, force=force) as folder:
+        with quiet_transformers():
+            model.save_pretrained(str(folder), create_model_card=False)
+        write_checkpoint(transformer_of(model), kept, report, folder, None)
+    return target

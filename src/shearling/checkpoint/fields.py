@@ -95,5 +95,11 @@ OPTIONAL: dict[str, Callable[[Any], bool]] = {
             dense=_or_none(_number),
         )
     ),
+    "exports": _list_of(
+        _with(
+            {"out": _text, "format": _text, "precision": _text, "runtime": _text, "bytes": is_count},
+            agreement=_or_none(_number),
+        )
+    ),
     "latency": _LATENCY,
 }

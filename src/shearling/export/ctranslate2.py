@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from shearling.engine.silence import quiet_transformers
 from shearling.errors import ModelError
 from shearling.export.check import Outputs, Runner
 from shearling.export.formats import Job
@@ -55,10 +57,18 @@ def write(job: Job) -> None:
 
     if job.tokenizer is None:
         raise ModelError("CTranslate2 carries the vocabulary, and no tokenizer was found beside the model.")
-    with tempfile.TemporaryDirectory() as folder, hushed():
+    with tempfile.TemporaryDirectory() as folder, hushed(), quiet_transformers(notes=True):
         job.model.save_pretrained(folder)
         job.tokenizer.save_pretrained(folder)
+        _name_positions(Path(folder) / "config.json")
         TransformersConverter(folder).convert(str(job.path), quantization=QUANTIZATION[job.precision])
+
+
+def _name_positions(path: Path) -> None:
+    """transformers 5 knows absolute positions only and no longer says so; the converter asks."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config.setdefault("position_embedding_type", "absolute")
+    path.write_text(json.dumps(config), encoding="utf-8")
 
 
 def open_runner(path: Path) -> Runner:

@@ -52,26 +52,15 @@ class Wanted:
 
     def read(self, model: PreTrainedModel) -> None:
         """The tokenizer, batches to check with, and batches to calibrate on."""
-        try:
-            self.tokenizer = load_tokenizer(self.name, trust_remote_code=self.trust_remote_code)
-        except ModelError:
-            self.tokenizer = None  # a model of pictures, or a directory of weights alone
+        self.tokenizer = _tokenizer(self.name, trust_remote_code=self.trust_remote_code)
         part = self.kind.part(model)
-        self.batches = self._inputs(part, model, EXAMPLES, 0)
-        if self.precision == "int8-static":
-            self.calibration = self.batches if self.data is None else self._inputs(part, model, CALIBRATION, 1)
-
-    def _inputs(self, part: PreTrainedModel, model: PreTrainedModel, samples: int, seed: int) -> list[Inputs]:
-        """Batches from the data where given, else from the tokenizer."""
-        if self.data is None:
-            return inputs_from_tokenizer(part, self.tokenizer)
-        task = find_task(self.task) if self.task else infer_task(model)
-        reader: Any = self.tokenizer
-        if model.main_input_name != "input_ids":
-            reader = load_reader(self.name, model, trust_remote_code=self.trust_remote_code)
-        elif reader is None:
-            reader = load_tokenizer(self.name, trust_remote_code=self.trust_remote_code)
-        return inputs_from_rows(part, reader, load_rows(self.data, task), task, samples=samples, seed=seed)
+        where = self.name, self.data, self.task or (infer_task(model).name if self.data else None)
+        self.batches = example_inputs(part, *where, trust_remote_code=self.trust_remote_code)
+        self.calibration = self.batches
+        if self.precision == "int8-static" and self.data is not None:
+            self.calibration = example_inputs(
+                part, *where, trust_remote_code=self.trust_remote_code, samples=CALIBRATION, seed=1
+            )
 
     def write(self, model: PreTrainedModel, path: Path) -> tuple[Runner, list[str]]:
         """The file, opened again, and the names of its outputs."""
@@ -132,7 +121,7 @@ def export_model(
         tell("check", 0, 1)
         difference = check(run, wanted.batches, expected, precision=wanted.precision)
         if scores is not None:
-            scores.take("exported", _Stand(model, run))
+            scores.take("exported", FileModel(model, run))
         del model
         runs: dict[str, Callable[[], object]] = {"this": lambda: run(wanted.batches[0])}
         if other is not None:
@@ -158,6 +147,34 @@ def export_model(
     return result
 
 
+def example_inputs(
+    model: PreTrainedModel,
+    name: str,
+    data: str | None,
+    task: str | None,
+    *,
+    trust_remote_code: bool = False,
+    samples: int = EXAMPLES,
+    seed: int = 0,
+) -> list[Inputs]:
+    """Batches from the data where given, else from the tokenizer."""
+    if data is None:
+        return inputs_from_tokenizer(model, _tokenizer(name, trust_remote_code=trust_remote_code))
+    chosen = find_task(task) if task else infer_task(model)
+    if model.main_input_name == "input_ids":  # of texts, perhaps with pictures beside them
+        reader = load_tokenizer(name, trust_remote_code=trust_remote_code)
+    else:
+        reader = load_reader(name, model, trust_remote_code=trust_remote_code)
+    return inputs_from_rows(model, reader, load_rows(data, chosen), chosen, samples=samples, seed=seed)
+
+
+def _tokenizer(name: str, *, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
+    try:
+        return load_tokenizer(name, trust_remote_code=trust_remote_code)
+    except ModelError:
+        return None  # a model of pictures, or a directory of weights alone
+
+
 def list_formats(name: str, *, trust_remote_code: bool = False) -> list[Suits]:
     """Which formats suit a model, and why the others do not."""
     return suitable(load_model(name, device="cpu", trust_remote_code=trust_remote_code))
@@ -181,7 +198,7 @@ class Scores:
         return self.found | ({"pruned": self.found["model"]} if "dense" in self.found else {})
 
 
-class _Stand(nn.Module):
+class FileModel(nn.Module):
     """A file in the place of the model, to be scored like it."""
 
     def __init__(self, model: PreTrainedModel, run: Runner) -> None:

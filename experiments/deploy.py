@@ -64,9 +64,11 @@ def _variants(model: Any, calibration: list[Inputs], folder: Path) -> Iterator[t
             return model(**inputs)
 
     yield "PyTorch float32", sum(p.numel() * 4 for p in model.parameters()), model, plain
-    for precision in PRECISIONS:
-        path = folder / f"{precision}.onnx"
-        onnx.write(Job(model, calibration[0], ["logits"], path, precision, calibration))
+    paths = {precision: folder / f"{precision}.onnx" for precision in PRECISIONS}
+    onnx.write(Job(model, calibration[0], ["logits"], paths["float32"]))
+    onnx.quantise_dynamic(paths["float32"], paths["int8-dynamic"])
+    onnx.quantise_static(paths["float32"], paths["int8-static"], calibration)
+    for precision, path in paths.items():
         run = onnx.open_runner(path)
         yield f"ONNX {precision}", path.stat().st_size, FileModel(model, run), run
 

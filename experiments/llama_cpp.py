@@ -67,13 +67,14 @@ def compare(model: Any, engine: LlamaCpp, windows: list[list[int]], tokenizer: A
     theirs = [engine.logits(w) for w in windows[:WINDOWS]]
     prompts = [w[:PROMPT] for w in windows[WINDOWS : WINDOWS + PROMPTS]]
     pairs = [(greedy(model, p), engine.greedy(p, NEW)) for p in prompts]
+    same = [float((a.argmax(-1) == b.argmax(-1)).mean()) for a, b in zip(ours, theirs, strict=True)]
     words = [tokenizer.decode(w) for w in windows[:WINDOWS]]
     return {
         "greedy_equal": sum(a == b for a, b in pairs),
         "greedy_prompts": len(pairs),
         "greedy_tokens_equal": statistics.fmean(_shared(a, b) for a, b in pairs),
         "next_token_equal": float(
-            np.mean([np.mean(a.argmax(-1) == b.argmax(-1)) for a, b in zip(ours, theirs, strict=True)])
+            np.mean([PLACE
         ),
         "perplexity_pytorch": perplexity(ours, windows[:WINDOWS]),
         "perplexity_llama_cpp": perplexity(theirs, windows[:WINDOWS]),

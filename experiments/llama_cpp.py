@@ -73,9 +73,7 @@ def compare(model: Any, engine: LlamaCpp, windows: list[list[int]], tokenizer: A
         "greedy_equal": sum(a == b for a, b in pairs),
         "greedy_prompts": len(pairs),
         "greedy_tokens_equal": statistics.fmean(_shared(a, b) for a, b in pairs),
-        "next_token_equal": float(
-            np.mean([PLACE
-        ),
+        "next_token_equal": statistics.fmean(same),
         "perplexity_pytorch": perplexity(ours, windows[:WINDOWS]),
         "perplexity_llama_cpp": perplexity(theirs, windows[:WINDOWS]),
         "texts_cut_alike": sum(engine.tokenize(t) == tokenizer(t)["input_ids"] for t in words) / len(words),

@@ -83,20 +83,6 @@ def precision() -> str:
     return markdown(["method", "FLOPs", *names], lines)
 
 
-def deploy() -> str:
-    """A line per model and engine: size, latency and loss as means over the tasks, then the metric of each task."""
-    cells: dict[tuple[float, str], list[Row]] = {}
-    for row in read(EXPERIMENTS / "deploy.json")["rows"]:
-        cells.setdefault((row["flops"], row["variant"]), []).append(row)
-    tasks = [row["task"] for row in next(iter(cells.values()))]
-    lines = []
-    for (flops, variant), found in cells.items():
-        size, faster, drop = (sum(r[key] for r in found) / len(found) for key in ("bytes", "faster", "drop"))
-        scores = [f"{row['value']:.1f}" for row in found]
-        lines.append([f"{flops:.0%}", variant, f"{size / 1e6:.0f} MB", f"{faster:.1f}x", f"{drop:.2f}", *scores])
-    return markdown(["FLOPs", "engine", "size", "faster", "points lost", *tasks], lines)
-
-
 def real_models(task: str) -> str:
     """A line per model, method and sample, a column per budget."""
     lines: dict[tuple[Any, ...], dict[float, float]] = {}
@@ -166,7 +152,6 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "shapes": ("docs/results.md", shapes),
     "embedding": ("docs/results.md", lambda: real_models("embedding")),
     "lm": ("docs/results.md", lambda: real_models("lm")),
-    "deploy": ("docs/results.md", deploy),
     "precision": ("docs/performance.md", precision),
     "tried": ("docs/method.md", lambda: by_task("tried", ("variant", "flops"))),
     "performance": ("docs/performance.md", speed),

@@ -22,6 +22,7 @@ from shearling.errors import OutputError, ShearlingError
 from shearling.hidden import clear_hidden, hidden_beside, put_in_place
 
 RECORD = "shearling.json"  # lies in every checkpoint
+EXPORT = "shearling-export.json"  # lies in every directory that an export wrote
 SWEEP = ("sweep.json", "results.json")  # lie in the folder of every sweep
 DEMO = "report.json"  # lies in the folder of the demo, beside other reports and the checkpoint
 FORCE = "replace it with force (--force, force=True)"
@@ -55,8 +56,8 @@ def check_writable(target: Path, *, force: bool = False, keep: Iterable[Any] = (
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether shearling wrote this folder: a checkpoint, a sweep, or the demo's."""
-    if (folder / RECORD).is_file() or all((folder / name).is_file() for name in SWEEP):
+    """Whether shearling wrote this folder: a checkpoint, a sweep, an export, or the demo's."""
+    if any((folder / name).is_file() for name in (RECORD, EXPORT)) or all((folder / n).is_file() for n in SWEEP):
         return True
     inside = list(folder.iterdir())
     return (folder / DEMO).is_file() and all(p.stem == "report" or (p / RECORD).is_file() for p in inside)

@@ -9,20 +9,28 @@ import numpy as np
 import pytest
 import torch
 
+import shearling
 from folders import rows_file
-from shearling.checkpoint.pretrained import load_model
+from shearling.checkpoint.pretrained import load_model, load_tokenizer
 from shearling.cli import run as command
-from shearling.errors import CheckFailed, InputError, OutputError
+from shearling.errors import CheckFailed, InputError, ModelError, OutputError
 from shearling.export.check import TOLERANCE, check
 from shearling.export.graph import reference
 from shearling.export.inputs import inputs_from_tokenizer
-from shearling.workflows.export import FORMATS, example_inputs, export_model
+from shearling.export.table import FORMATS, check_suits
+from shearling.workflows.export import example_inputs, export_model
 from tiny import batches_of, inputs_of, model_of
 
 
 def needs_onnx() -> None:
-    for name in FORMATS["onnx"].NEEDED:  # type: ignore[attr-defined]
+    for name in FORMATS["onnx"].NEEDED:
         pytest.importorskip(name, reason="the ONNX tests need shearling[export]")
+
+
+@pytest.fixture(scope="module")
+def pruned(pruned: Path) -> Path:
+    """A copy beside the dense model: an export is noted in the model's record."""
+    return shutil.copytree(pruned, pruned.parent / "to-export")
 
 
 @pytest.fixture(scope="module")
@@ -59,17 +67,30 @@ def test_it_reports_the_difference_and_the_dense_model(onnx_file: tuple[Path, di
     json.dumps(said)
 
 
-def test_quantisation_shrinks_the_file_and_stays_close(
-    pruned: Path, onnx_file: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    from shearling.export.onnx import open_runner, quantise
+def test_the_record_and_the_card_name_the_file(pruned: Path, onnx_file: tuple[Path, dict[str, Any]]) -> None:
+    entry = json.loads((pruned / "shearling.json").read_text())["exports"][0]
+    assert (entry["out"], entry["format"], entry["precision"]) == ("model.onnx", "onnx", "float32")
+    assert entry["bytes"] == onnx_file[0].stat().st_size
+    assert "Exported as `model.onnx` (onnx, float32" in (pruned / "README.md").read_text()
+    shearling.load(pruned)  # the record is still a valid one
 
-    quantise(onnx_file[0], tmp_path / "int8.onnx")
+
+@pytest.mark.parametrize("way", ["dynamic", "static"])
+def test_quantisation_shrinks_the_file_and_stays_close(
+    pruned: Path, onnx_file: tuple[Path, dict[str, Any]], tmp_path: Path, way: str
+) -> None:
+    from shearling.export.onnx import open_runner, quantise_dynamic, quantise_static
+
+    if way == "dynamic":
+        quantise_dynamic(onnx_file[0], tmp_path / "int8.onnx")
+    else:
+        calibration = example_inputs(load_model(str(pruned), device="cpu"), str(pruned), None, None)
+        quantise_static(onnx_file[0], tmp_path / "int8.onnx", calibration)
     assert (tmp_path / "int8.onnx").stat().st_size < onnx_file[0].stat().st_size
     model = load_model(str(pruned), device="cpu")
     batches = example_inputs(model, str(pruned), None, None)
-    found = check(open_runner(tmp_path / "int8.onnx"), batches, reference(model, batches), precision="int8")
-    assert 0 < found.mean < TOLERANCE["int8"]
+    found = check(open_runner(tmp_path / "int8.onnx"), batches, reference(model, batches), precision=f"int8-{way}")
+    assert 0 < found.mean < TOLERANCE[f"int8-{way}"]
 
 
 def test_half_precision_of_a_dense_model_from_the_command_line(
@@ -90,6 +111,7 @@ def test_exported_programs(pruned: Path, tmp_path: Path) -> None:
     out = tmp_path / "model.pt2"
     alone = shutil.copytree(pruned, tmp_path / "away" / "from" / "dense")
     result = export_model(str(alone), out, format="exported", rounds=3)
+    assert result.format == "torch"  # "exported" is its name of the first edition
     assert result.dense is None
     assert result.difference.largest < 1e-4
     program = torch.export.load(out).module()
@@ -100,8 +122,8 @@ def test_exported_programs(pruned: Path, tmp_path: Path) -> None:
 
 
 def test_a_failed_check_leaves_nothing(dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = FORMATS["exported"]
-    monkeypatch.setattr(kind, "write", lambda model, inputs, outputs, path, precision: path.write_bytes(b"wrong"))
+    kind = FORMATS["torch"]
+    monkeypatch.setattr(kind, "write", lambda job: job.path.write_bytes(b"wrong"))
     monkeypatch.setattr(kind, "open_runner", lambda path: lambda i: {"logits": np.ones((len(i["input_ids"]), 2))})
     with pytest.raises(CheckFailed, match="Nothing was written"):
         export_model(str(dense), tmp_path / "model.pt2", format="exported")
@@ -153,6 +175,74 @@ def test_padding_may_hold_anything() -> None:
 def test_outputs_are_named_after_the_head(head: str, names: set[str]) -> None:
     model = model_of("bert", head=head)
     assert set(reference(model, inputs_from_tokenizer(model, None))[0]) == names
+
+
+def test_a_directory_for_servers(pruned: Path, tmp_path: Path) -> None:
+    needs_onnx()
+    alone = shutil.copytree(pruned, tmp_path / "away" / "from" / "dense")
+    result = export_model(str(alone), tmp_path / "served", rounds=1)
+    folder = tmp_path / "served"
+    assert result.out == folder
+    assert FORMATS["onnx"].open_runner(folder / "onnx" / "model.onnx")
+    assert (folder / "tokenizer.json").is_file()
+    config = json.loads((folder / "config.json").read_text())
+    assert config["architectures"] == ["BertForSequenceClassification"]
+    assert not config.keys() & {"auto_map", "quantization_config"}  # there are no weights for a loader to reshape
+    with pytest.raises(OutputError, match="exists"):
+        export_model(str(alone), folder)
+
+
+def test_the_scores_of_each_step(pruned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows, out = rows_file(tmp_path / "rows.jsonl"), tmp_path / "model.pt2"
+    line = ["export", str(pruned), "--format", "torch", "--out", str(out), "--eval", str(rows), "--json", "--quiet"]
+    assert command(line) == 0
+    said = json.loads(capsys.readouterr().out)["evaluation"]
+    assert said["metric"] == "accuracy"
+    assert said["exported"] == said["pruned"] == said["model"]  # the file gives the same predictions
+    model = load_model(str(pruned), device="cpu")
+    assert said["pruned"] == pytest.approx(_accuracy(model, str(pruned), rows))
+    assert 0 <= said["dense"] <= 100
+
+
+def _accuracy(model: Any, name: str, path: Path) -> float:
+    """By hand, one row at a time."""
+    tokenizer = load_tokenizer(name)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    with torch.no_grad():
+        right = [int(model(**tokenizer(r["text"], return_tensors="pt")).logits.argmax()) == r["label"] for r in rows]
+    return 100 * sum(right) / len(right)
+
+
+def test_the_list_of_formats(pruned: Path, dense: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["export", str(pruned), "--format", "list", "--json", "--quiet"]) == 0
+    said = {row["format"]: row for row in json.loads(capsys.readouterr().out)["formats"]}
+    assert said["onnx"]["suits"]
+    assert "layers differ in size" in said["ctranslate2"]["reason"]
+    assert "it is a bert" in said["gguf"]["reason"]
+    assert command(["export", str(dense), "--format", "list", "--json", "--quiet"]) == 0
+    said = {row["format"]: row for row in json.loads(capsys.readouterr().out)["formats"]}
+    assert said["ctranslate2"]["suits"]  # all layers alike
+    with pytest.raises(ModelError, match="Formats that suit it: onnx, torch, openvino"):
+        check_suits("gguf", FORMATS["gguf"], load_model(str(dense), device="cpu"))
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8-static"])
+def test_openvino(dense: Path, tmp_path: Path, precision: str) -> None:
+    needs_onnx()
+    pytest.importorskip("openvino", reason="needs shearling[openvino]")
+    result = export_model(str(dense), tmp_path / "model.xml", format="openvino", precision=precision, rounds=1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.bin", "model.xml"]
+    assert result.difference.mean < {"float32": 1e-5, "int8-static": 0.1}[precision]
+    assert result.this.bytes == sum(p.stat().st_size for p in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_ctranslate2(dense: Path, tmp_path: Path, precision: str) -> None:
+    pytest.importorskip("ctranslate2", reason="needs shearling[ctranslate2]")
+    result = export_model(str(dense), tmp_path / "encoder", format="ctranslate2", precision=precision, rounds=1)
+    assert (tmp_path / "encoder" / "model.bin").is_file()
+    assert result.outputs[0] == "last_hidden_state"
+    assert result.difference.mean < (1e-5 if precision == "float32" else 0.1)
 
 
 def test_wrong_use(dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

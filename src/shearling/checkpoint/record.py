@@ -13,14 +13,15 @@ from shearling.files import RECORD, check_file, write_whole, writing
 
 
 def base_of(folder: Path) -> str | None:
-    """The dense model that a checkpoint names and that can be found from here: a directory, or None."""
+    """The dense model that a checkpoint names and that can be found from here: a directory, a GGUF file, or None."""
     if not (folder / RECORD).is_file():
         return None
     base = read_record(folder).get("base")
     if not isinstance(base, str) or not base.startswith("."):
         return None  # a Hub id: fetching a model is for the user to ask for
     path = Path(os.path.normpath(folder.resolve() / base))
-    return str(path) if (path / "config.json").is_file() and path.resolve() != folder.resolve() else None
+    is_model = (path / "config.json").is_file() or (path.suffix == ".gguf" and path.is_file())
+    return str(path) if is_model and path.resolve() != folder.resolve() else None
 
 
 def add_evaluation(folder: Path, evaluation: dict[str, Any], *, dense: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -28,13 +29,24 @@ def add_evaluation(folder: Path, evaluation: dict[str, Any], *, dense: dict[str,
     record = read_record(folder)
     entry = dict(evaluation) | ({} if dense is None else {"dense": dense["value"]})
     others = [e for e in record.get("evaluations", []) if e.get("task") != entry["task"]]
-    updated = record | {"evaluations": [*others, entry]}
+    return _update(folder, record, record | {"evaluations": [*others, entry]})
+
+
+def _update(folder: Path, record: dict[str, Any], updated: dict[str, Any]) -> dict[str, Any]:
+    """Bring the model card up to date, then the record."""
     card = folder / "README.md"
     with writing(card):
         text = card.read_text(encoding="utf-8") if card.is_file() else ""
     write_whole(card, refreshed(text, record, updated))
     write_whole(folder / RECORD, json.dumps(updated, indent=1) + "\n")
     return updated
+
+
+def add_export(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
+    """Write an exported file into the record and the model card; a later one of the same file takes its place."""
+    record = read_record(folder)
+    others = [e for e in record.get("exports", []) if e.get("out") != entry["out"]]
+    return _update(folder, record, record | {"exports": [*others, entry]})
 
 
 def write_page(record: dict[str, Any], folder: Path, path: Path, *, force: bool = False) -> None:

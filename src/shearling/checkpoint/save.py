@@ -65,9 +65,9 @@ def write_checkpoint(
 
 
 def _base(source: Any, name: str | None, folder: Path) -> str | None:
-    """The dense model: its id on the Hub, or the way to its directory from the checkpoint's (`./`, `../`)."""
+    """The dense model: its id on the Hub, or the way to its directory or file from the checkpoint's (`./`, `../`)."""
     local = Path(source) if isinstance(source, (str, os.PathLike)) else Path(name or "")
-    if (local / "config.json").is_file():
+    if (local / "config.json").is_file() or (local.suffix == ".gguf" and local.is_file()):
         way = os.path.relpath(local.resolve(), folder.resolve())
         return way if way.startswith(".") else f"./{way}"
     return name

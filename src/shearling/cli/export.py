@@ -12,12 +12,29 @@ from shearling.cli import options as o
 
 def export(
     model: o.Model,
-    out: Annotated[Path, typer.Option(help="The file to write.", show_default=False)],
-    format_: Annotated[str, typer.Option("--format", help="onnx, or exported (a torch.export program).")] = "onnx",
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="The file to write; onnx: or a directory for servers.", show_default=False),
+    ] = None,
+    format_: Annotated[
+        str, typer.Option("--format", help="onnx, torch, openvino, gguf, ctranslate2; or list: which suit MODEL.")
+    ] = "onnx",
     fp16: Annotated[bool, typer.Option("--fp16", help="Half precision.")] = False,
-    int8: Annotated[bool, typer.Option("--int8", help="onnx: dynamic quantisation to 8-bit integers.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="8-bit integers; gguf: q8_0.")] = False,
+    quantise: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="How --int8 ranges activations: dynamic (each batch), static (calibrated on --data)."),
+    ] = None,
+    dtype: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="gguf: f16 or q8_0."),
+    ] = None,
     data: o.Data = None,
     task: o.Task = None,
+    eval_: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--eval", help="Labelled rows to score the dense model, MODEL and the file on."),
+    ] = None,
     dense: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help="A model to compare size and latency with; by default the one it was pruned from."),
@@ -27,21 +44,31 @@ def export(
     quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
-    """Write MODEL, dense or pruned, as one file that runs without transformers, checked against PyTorch."""
+    """Write MODEL, dense or pruned, for another engine, checked against PyTorch."""
     from shearling.cli.console import emit, say, watching
     from shearling.export.result import describe
-    from shearling.workflows.export import export_model
+    from shearling.export.table import describe_list
+    from shearling.workflows.export import export_model, list_formats
 
-    if fp16 and int8:
-        raise typer.BadParameter("give one of --fp16 and --int8", param_hint="--int8")
+    if format_ == "list":
+        found = list_formats(model, trust_remote_code=trust_remote_code)
+        if as_json:
+            emit({"model": model, "formats": [row.to_json() for row in found]})
+        else:
+            say(describe_list(found), quiet=quiet)
+        return
+    if out is None:
+        raise typer.BadParameter("say where to write to", param_hint="--out")
+    precision = _precision(fp16=fp16, int8=int8, quantise=quantise, dtype=dtype)
     with watching(quiet=quiet) as watcher:
         result = export_model(
             model,
             out,
             format=format_,
-            precision="float16" if fp16 else "int8" if int8 else "float32",
+            precision=precision,
             data=data,
             task=task,
+            eval=eval_,
             dense=dense,
             force=force,
             trust_remote_code=trust_remote_code,
@@ -51,3 +78,16 @@ def export(
         emit(result.to_json())
     else:
         say(describe(result), quiet=quiet)
+
+
+def _precision(*, fp16: bool, int8: bool, quantise: str | None, dtype: str | None) -> str | None:
+    """The one precision that was asked for, or None."""
+    if quantise is not None and quantise not in ("dynamic", "static"):
+        raise typer.BadParameter("give dynamic or static", param_hint="--quantise")
+    asked = {"--fp16": fp16, "--int8": int8 or quantise is not None, "--dtype": dtype is not None}
+    if sum(asked.values()) > 1:
+        names = [name for name, given in asked.items() if given]
+        raise typer.BadParameter(f"give one of {' and '.join(names)}", param_hint=names[-1])
+    if asked["--int8"]:
+        return "int8" if quantise is None else f"int8-{quantise}"
+    return "float16" if fp16 else dtype

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from shearling.errors import InputError
 from shearling.export.check import Outputs, Runner
+from shearling.export.formats import Job
 from shearling.export.graph import capture, hushed
 from shearling.export.inputs import Inputs
 
@@ -16,17 +16,32 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def require() -> None:
-    """Nothing is needed but torch."""
+NEEDED = ("torch",)
+EXTRA = ""
+SUFFIX = ".pt2"
+PRECISIONS = ("float32", "float16")
 
 
-def write(model: PreTrainedModel, inputs: Inputs, outputs: list[str], path: Path, *, precision: str) -> None:
+def unsuited(model: PreTrainedModel) -> str | None:
+    """Nothing is refused beforehand: torch tells where it cannot trace a model."""
+    return None
+
+
+def part(model: PreTrainedModel) -> PreTrainedModel:
+    """The whole model is written."""
+    return model
+
+
+def runtime() -> str:
+    """What runs the file."""
+    return f"PyTorch {torch.__version__}"
+
+
+def write(job: Job) -> None:
     """The captured program as a file."""
-    if precision == "int8":
-        raise InputError("--int8 goes through ONNX Runtime; use it with --format onnx.")
-    program = capture(model, inputs)
+    program = capture(job.typed_model(), job.inputs)
     with hushed():
-        torch.export.save(program, path)
+        torch.export.save(program, job.path)
 
 
 def open_runner(path: Path) -> Runner:

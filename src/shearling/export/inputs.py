@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Inputs = dict[str, Tensor]
 
 EXAMPLES = 64  # of the data, to check with
+CALIBRATION = 256  # of the data, to take the ranges of activations from
 TEXTS = (
     "The second half of the story is better than the first, and the ending is worth the wait.",
     "No.",
@@ -29,14 +30,15 @@ TEXTS = (
 
 
 def inputs_from_rows(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Any, task: Any, *, max_length: int | None = None
-) -> list[Inputs]:
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Any, task: Any, *, max_length: int | None = None,
+    samples: int = EXAMPLES, seed: int = 0,
+) -> list[Inputs]:  # fmt: skip
     """Batches of real examples; the first has several, the last is a single example."""
     from shearling.data import encode
 
     batches = encode(
-        rows, tokenizer, task, model_config=model.config, max_length=max_length, batch_size=16, samples=EXAMPLES,
-        labels="ignore",
+        rows, tokenizer, task, model_config=model.config, max_length=max_length, batch_size=16, samples=samples,
+        labels="ignore", seed=seed,
     )  # fmt: skip
     return _tried(model, [dict(batch) for batch in batches])
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shearling.errors import InputError, ModelError
+from shearling.errors import ModelError
 from shearling.export.check import Outputs, Runner
+from shearling.export.formats import Job
 from shearling.export.graph import axes, capture, hushed
 from shearling.export.inputs import Inputs
 
@@ -14,42 +16,57 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NEEDED = ("onnx", "onnxscript", "onnxruntime")
+EXTRA = "export"
+SUFFIX = ".onnx"
+PRECISIONS = ("float32", "float16", "int8-dynamic", "int8-static")
 
 
-def require() -> None:
-    """Complain before the work where a package is missing."""
-    import importlib.util
-
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        raise InputError(f"ONNX export needs {', '.join(missing)}: pip install 'shearling[export]'.")
+def unsuited(model: PreTrainedModel) -> str | None:
+    """Nothing is refused beforehand: torch tells where it cannot trace a model."""
+    return None
 
 
-def write(model: PreTrainedModel, inputs: Inputs, outputs: list[str], path: Path, *, precision: str) -> None:
+def part(model: PreTrainedModel) -> PreTrainedModel:
+    """The whole model is written."""
+    return model
+
+
+def runtime() -> str:
+    """What runs the file."""
+    import onnxruntime
+
+    return f"ONNX Runtime {onnxruntime.__version__}"
+
+
+def write(job: Job) -> None:
     """The model as an ONNX file with varying batch size and length; weights beyond 2 GB lie beside it."""
     import torch
 
-    program = capture(model, inputs)
+    name = type(job.model).__name__
+    program = capture(job.typed_model(), job.inputs)
     with hushed():
         try:
             result = torch.onnx.export(
-                program, dynamo=True, input_names=list(inputs), output_names=outputs, dynamic_shapes=axes(inputs),
-                verbose=False,
+                program, dynamo=True, input_names=list(job.inputs), output_names=job.outputs,
+                dynamic_shapes=axes(job.inputs), verbose=False,
             )  # fmt: skip
         except Exception as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise ModelError(f"{type(model).__name__} cannot be written as ONNX: {reason}") from error
+            raise ModelError(f"{name} cannot be written as ONNX: {reason}") from error
         if result is None:
-            raise ModelError(f"{type(model).__name__} cannot be written as ONNX: torch gave no program.")
+            raise ModelError(f"{name} cannot be written as ONNX: torch gave no program.")
         _without_traces(result.model)
-        if precision != "int8":
-            result.save(str(path))
+        if not job.precision.startswith("int8"):
+            result.save(str(job.path))
             return
-        plain = path.with_name("float32.onnx")
+        plain = job.path.with_name("float32.onnx")
         result.save(str(plain))
-        quantise(plain, path)
-        for part in path.parent.glob("float32.onnx*"):
-            part.unlink()
+        if job.precision == "int8-static":
+            quantise_static(plain, job.path, job.calibration)
+        else:
+            quantise_dynamic(plain, job.path)
+        for file in job.path.parent.glob("float32.onnx*"):
+            file.unlink()
 
 
 def _without_traces(model: Any) -> None:
@@ -66,16 +83,60 @@ def _without_traces(model: Any) -> None:
     model.metadata_props.clear()
 
 
-def quantise(source: Path, target: Path) -> None:
-    """Weights as int8 with a scale per column, activations as int8 on the fly (dynamic quantisation)."""
-    import onnx
+def quantise_dynamic(source: Path, target: Path) -> None:
+    """Weights as int8 with a scale per column; activations as int8 by the range of each batch."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    model = onnx.load(str(source))
-    del model.graph.value_info[:]  # shapes torch has noted in its own way; the quantiser works them out again
     with hushed():
         # 7 bits a weight: with 8, the integer products of processors without VNNI overflow.
-        quantize_dynamic(model, str(target), weight_type=QuantType.QInt8, per_channel=True, reduce_range=True)
+        quantize_dynamic(
+            _without_shapes(source), str(target), weight_type=QuantType.QInt8, per_channel=True, reduce_range=True
+        )
+
+
+def quantise_static(source: Path, target: Path, calibration: Sequence[Inputs]) -> None:
+    """Weights as int8 with a scale per column; activations as int8 by the ranges seen in calibration."""
+    from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
+
+    with hushed():
+        quantize_static(
+            _without_shapes(source), str(target), _Reader(calibration), quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=["MatMul", "Gemm", "Gather"], per_channel=True, reduce_range=True,
+            activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
+            calibrate_method=CalibrationMethod.MinMax,
+            # products of two activations, in attention, stay in float32: the softmax does not fit into 8 bits
+            extra_options={"MatMulConstBOnly": True},
+        )  # fmt: skip
+
+
+def _without_shapes(source: Path) -> Any:
+    """The graph without the shapes that torch has noted in its own way; the quantiser works them out again."""
+    import onnx
+
+    model = onnx.load(str(source))
+    del model.graph.value_info[:]
+    return model
+
+
+class _Reader:
+    """Batches as ONNX Runtime's calibrators ask for them: one by one, then None."""
+
+    def __init__(self, batches: Sequence[Inputs]) -> None:
+        self.batches = batches
+        self.rewind()
+
+    def rewind(self) -> None:
+        self.left = iter(self.batches)
+
+    def get_next(self) -> dict[str, Any] | None:
+        batch = next(self.left, None)
+        return None if batch is None else {name: tensor.numpy() for name, tensor in batch.items()}
+
+    def set_range(self, start_index: int, end_index: int) -> None:
+        self.left = iter(self.batches[start_index:end_index])
+
+    def __len__(self) -> int:
+        return len(self.batches)
 
 
 def open_runner(path: Path) -> Runner:

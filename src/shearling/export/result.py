@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from shearling.export.check import Difference
 from shearling.latency.timing import Times
 
-RUNTIMES = {"onnx": "ONNX Runtime", "exported": "PyTorch"}
+STEPS = ("dense", "model", "exported")
 
 
 @dataclass(frozen=True)
@@ -37,22 +37,41 @@ class Exported:
     outputs: list[str]
     difference: Difference
     batch: list[int]
+    runtime: str
     this: Measured
     dense: Measured | None
+    scores: dict[str, Any] | None = None  # of dense, pruned and exported, where rows to score on were given
+    notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """The fields of `shearling export --json`."""
         return {
             "out": str(self.out),
             "format": self.format,
-            "precision": self.precision,
+            "precision": "int8" if self.precision.startswith("int8") else self.precision,
+            "quantisation": self.precision.partition("-")[2] or None,
             "inputs": self.inputs,
             "outputs": self.outputs,
             "max_difference": self.difference.largest,
             "check": self.difference.to_json(),
+            "runtime": self.runtime,
             "batch": self.batch,
             "exported": self.this.to_json(),
             "dense": None if self.dense is None else self.dense.to_json(),
+            "evaluation": self.scores,
+            "notes": self.notes,
+        }
+
+    def entry(self, folder: Path) -> dict[str, Any]:
+        """What the record of a checkpoint keeps of it."""
+        inside = self.out.resolve().is_relative_to(folder.resolve())
+        return {
+            "out": str(self.out.resolve().relative_to(folder.resolve())) if inside else self.out.name,
+            "format": self.format,
+            "precision": self.precision,
+            "runtime": self.runtime,
+            "bytes": self.this.bytes,
+            "agreement": self.difference.agreement,
         }
 
 
@@ -67,7 +86,7 @@ def describe(result: Exported) -> str:
         f"  largest difference from PyTorch {check.largest:.3g} ({check.relative:.2g} of the largest output) "
         f"on {check.batches} batches{agreed}",
         "",
-        f"  under {RUNTIMES[result.format]} on this CPU, batch of {' x '.join(map(str, result.batch))}:",
+        f"  under {result.runtime} on this CPU, batch of {' x '.join(map(str, result.batch))}:",
     ]
     if result.dense is not None:
         lines.append(_row("dense", result.dense))
@@ -75,7 +94,10 @@ def describe(result: Exported) -> str:
     if result.dense is not None:
         faster = result.dense.latency.median / result.this.latency.median
         lines.append(f"  {'':<10}{result.this.bytes / result.dense.bytes:>8.0%} of size  {faster:>8.2f}x faster")
-    return "\n".join(lines)
+    if result.scores is not None:
+        steps = ", ".join(f"{k} {result.scores[k]:.2f}" for k in STEPS if result.scores.get(k) is not None)
+        lines += ["", f"  {result.scores['metric']} on {result.scores['examples']:,} examples: {steps}"]
+    return "\n".join([*lines, *(f"  {note}" for note in result.notes)])
 
 
 def _row(label: str, found: Measured) -> str:

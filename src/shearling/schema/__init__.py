@@ -76,6 +76,10 @@ RECORD = Schema(
             "polish?": record({**each("before? after? seconds?", NUMBER), **each("passes? examples?", COUNT)}),
             "samples?": record({"used": COUNT, "given?": COUNT, "why?": TEXT}),
             **each("latency? timing?", _TIMING),
+            "exports?": several(
+                record({**each("out format precision runtime", TEXT), "bytes": NUMBER, "agreement?": or_none(NUMBER)})
+            ),
+            "tokenizer?": leaf(lambda value: isinstance(value, bool), "true or false"),
         },
         also=_alike,
     ),

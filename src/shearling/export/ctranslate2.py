@@ -1,0 +1,94 @@
+"""CTranslate2: encoders like BERT whose layers are all alike, without their head."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from shearling.engine.silence import quiet_transformers
+from shearling.errors import ModelError
+from shearling.export.check import Outputs, Runner
+from shearling.export.formats import Job
+from shearling.export.graph import hushed
+from shearling.export.inputs import Inputs
+from shearling.models.structure import structure_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+NEEDED = ("ctranslate2",)
+EXTRA = "ctranslate2"
+SUFFIX = ""  # a directory
+PRECISIONS = ("float32", "float16", "int8-dynamic")
+FAMILIES = ("bert", "camembert", "distilbert", "roberta", "xlm-roberta")
+QUANTIZATION = {"float32": "float32", "float16": "float16", "int8-dynamic": "int8"}
+
+
+def unsuited(model: PreTrainedModel) -> str | None:
+    """Why CTranslate2 cannot run the model; None where it can."""
+    if model.config.model_type not in FAMILIES:
+        return f"it is a {model.config.model_type}; encoders of CTranslate2 are {', '.join(FAMILIES)}"
+    heads = {s.units for s in structure_of(model).sublayers if s.kind == "heads"}
+    filters = {s.units for s in structure_of(model).sublayers if s.kind != "heads"}
+    if heads != {_config(model, "num_attention_heads", "n_heads")} or len(filters) != 1:
+        return "its layers differ in size, and CTranslate2 reads one size for all; prune with --shape stock"
+    return None
+
+
+def part(model: PreTrainedModel) -> PreTrainedModel:
+    """The encoder: CTranslate2 has no heads for classification."""
+    return model.base_model
+
+
+def runtime() -> str:
+    """What runs the directory."""
+    import ctranslate2
+
+    return f"CTranslate2 {ctranslate2.__version__}"
+
+
+def write(job: Job) -> None:
+    """By CTranslate2's own converter, from a plain checkpoint of the encoder."""
+    from ctranslate2.converters import TransformersConverter
+
+    if job.tokenizer is None:
+        raise ModelError("CTranslate2 carries the vocabulary, and no tokenizer was found beside the model.")
+    with tempfile.TemporaryDirectory() as folder, hushed(), quiet_transformers(notes=True):
+        job.model.save_pretrained(folder)
+        job.tokenizer.save_pretrained(folder)
+        _name_positions(Path(folder) / "config.json")
+        TransformersConverter(folder).convert(str(job.path), quantization=QUANTIZATION[job.precision], force=True)
+
+
+def _name_positions(path: Path) -> None:
+    """transformers 5 knows absolute positions only and no longer says so; the converter asks."""
+    config = json.loads(path.read_text(encoding="utf-8"))
+    config.setdefault("position_embedding_type", "absolute")
+    path.write_text(json.dumps(config), encoding="utf-8")
+
+
+def open_runner(path: Path) -> Runner:
+    """The directory on the CPU: hidden states of real tokens, zeros for the padding."""
+    import ctranslate2
+
+    encoder = ctranslate2.Encoder(str(path), device="cpu", compute_type="default")
+
+    def run(inputs: Inputs) -> Outputs:
+        ids, mask, kinds = inputs["input_ids"], inputs.get("attention_mask"), inputs.get("token_type_ids")
+        lengths = [ids.shape[1]] * len(ids) if mask is None else mask.sum(dim=1).tolist()
+        cut = [[row[:n].tolist() for row, n in zip(t, lengths, strict=True)] for t in (ids, kinds) if t is not None]
+        found = encoder.forward_batch(cut[0], token_type_ids=cut[1] if kinds is not None else None)
+        hidden = np.array(found.last_hidden_state)
+        padded = np.pad(hidden, ((0, 0), (0, ids.shape[1] - hidden.shape[1]), (0, 0)))
+        pooled = {} if found.pooler_output is None else {"pooler_output": np.array(found.pooler_output)}
+        return {"last_hidden_state": padded, **pooled}
+
+    return run
+
+
+def _config(model: PreTrainedModel, *names: str) -> int:
+    return next(int(getattr(model.config, name)) for name in names if hasattr(model.config, name))

@@ -1,0 +1,218 @@
+"""GGUF for llama.cpp: even layers as their own architecture, uneven ones as `deci`, which has a width for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from shearling.errors import ModelError
+from shearling.export.formats import Job
+from shearling.export.gguf_run import open_runner as open_runner
+from shearling.export.gguf_run import runtime as runtime
+from shearling.export.gguf_tokenizer import add_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+NEEDED = ("gguf",)
+EXTRA = "gguf"
+SUFFIX = ".gguf"
+PRECISIONS = ("float16", "q8_0")
+
+# transformers' model type, and the architecture llama.cpp runs it as where all layers are alike
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2"}
+UNEVEN = "deci"
+BLOCK = 32  # weights that share a scale in q8_0; filters are padded with zeros to a multiple
+FILE_TYPES = {"float16": 1, "q8_0": 7}  # llama_ftype of llama.h
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The sizes a layer is written with."""
+
+    heads: int
+    groups: int  # key-value heads
+    filters: int
+
+
+def unsuited(model: PreTrainedModel) -> str | None:
+    """Why llama.cpp cannot run the model; None where it can."""
+    config = model.config
+    if config.model_type not in ARCHITECTURES:
+        return f"it is a {config.model_type}; GGUF is written for {', '.join(ARCHITECTURES)}"
+    if model.get_output_embeddings() is None:
+        return f"a {type(model).__name__} has no language-model head"
+    if (rope := _rope(config)).get("rope_type", "default") not in ("default", "linear", "llama3"):
+        return f"its rotary embedding is '{rope['rope_type']}'; default, linear and llama3 are written"
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        return f"it attends within a window of {config.sliding_window} tokens, which llama.cpp would ignore"
+    return None
+
+
+def part(model: PreTrainedModel) -> PreTrainedModel:
+    """The whole model is written."""
+    return model
+
+
+def write(job: Job) -> None:
+    """The model, its sizes and its tokenizer as one file."""
+    import gguf
+
+    model, config = job.model, job.model.config
+    layers = list(model.base_model.layers)
+    even = is_even(model)
+    sizes = [_sizes(layer, config, even=even) for layer in layers]
+    architecture = ARCHITECTURES[config.model_type] if even else UNEVEN
+    writer = gguf.GGUFWriter(str(job.path), architecture)
+    _add_sizes(writer, model, sizes, even=even)
+    writer.add_file_type(FILE_TYPES[job.precision])
+    if job.tokenizer is None:
+        raise ModelError("GGUF carries the tokenizer, and none was found beside the model: copy its files there.")
+    add_tokenizer(writer, job.tokenizer, int(config.vocab_size), job.source)
+    for name, tensor in _tensors(model, sizes, paired=architecture != "qwen2"):
+        _add_tensor(writer, name, tensor, job.precision)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def is_even(model: PreTrainedModel) -> bool:
+    """Whether every layer has the sizes that the configuration says."""
+    config = model.config
+    head = _head_size(config)
+    for layer in model.base_model.layers:
+        found = (_rows(layer.self_attn.q_proj), _rows(layer.self_attn.k_proj), _rows(layer.mlp.gate_proj))
+        if found != (config.num_attention_heads * head, config.num_key_value_heads * head, config.intermediate_size):
+            return False
+    return True
+
+
+def _sizes(layer: Any, config: Any, *, even: bool) -> Layer:
+    """What is there, and what has to be added: llama.cpp skips a layer without filters, its attention included."""
+    head, attention = _head_size(config), layer.self_attn
+    per_group = config.num_attention_heads // config.num_key_value_heads
+    groups, filters = _rows(attention.k_proj) // head, _rows(layer.mlp.gate_proj)
+    if even:
+        return Layer(groups * per_group, groups, filters)
+    if attention.q_proj.bias is not None:
+        # deci takes a query bias of the model's width only: the groups that went stay, as zeros.
+        groups = config.hidden_size // (head * per_group)
+        if groups * head * per_group != config.hidden_size:
+            raise ModelError(
+                f"llama.cpp's '{UNEVEN}' takes query biases only where the heads add up to the hidden size; here they "
+                f"are {config.num_attention_heads} x {head}, and the hidden size is {config.hidden_size}. "
+                "Prune with --shape stock."
+            )
+    elif groups == 0 and attention.o_proj.bias is not None:
+        groups = 1
+    return Layer(groups * per_group, groups, max(1, -(-filters // BLOCK)) * BLOCK)
+
+
+def _add_sizes(writer: Any, model: PreTrainedModel, sizes: list[Layer], *, even: bool) -> None:
+    config, rope, head = model.config, _rope(model.config), _head_size(model.config)
+    writer.add_name(str(config._name_or_path or config.model_type).rstrip("/").rpartition("/")[2])
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(len(sizes))
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_feed_forward_length(sizes[0].filters if even else [s.filters for s in sizes])
+    writer.add_head_count(sizes[0].heads if even else [s.heads for s in sizes])
+    writer.add_head_count_kv(sizes[0].groups if even else [s.groups for s in sizes])
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(head)
+    writer.add_rope_freq_base(float(rope.get("rope_theta", 10_000.0)))
+    if rope.get("rope_type") == "linear":
+        import gguf
+
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(float(rope["factor"]))
+
+
+def _tensors(model: PreTrainedModel, sizes: list[Layer], *, paired: bool) -> Any:
+    """Every tensor under llama.cpp's name.
+
+    paired  rotated pairs lie side by side in a head, as llama and deci want them; transformers keeps halves apart
+    """
+    base, head = model.base_model, _head_size(model.config)
+    yield "token_embd.weight", base.embed_tokens.weight
+    yield "output_norm.weight", base.norm.weight
+    out = model.get_output_embeddings().weight
+    if out is not base.embed_tokens.weight:
+        yield "output.weight", out
+    if _rope(model.config).get("rope_type") == "llama3":
+        yield "rope_freqs.weight", _frequency_factors(model)
+    for i, (layer, size) in enumerate(zip(base.layers, sizes, strict=True)):
+        width, narrow = size.heads * head, size.groups * head
+        attention, ffn = layer.self_attn, layer.mlp
+        parts = {"ffn_gate": (ffn.gate_proj, size.filters, 0), "ffn_up": (ffn.up_proj, size.filters, 0),
+                 "ffn_down": (ffn.down_proj, 0, size.filters)}  # fmt: skip
+        yield f"blk.{i}.ffn_norm.weight", layer.post_attention_layernorm.weight
+        if size.heads:
+            yield f"blk.{i}.attn_norm.weight", layer.input_layernorm.weight
+            parts |= {"attn_q": (attention.q_proj, width, 0), "attn_k": (attention.k_proj, narrow, 0),
+                      "attn_v": (attention.v_proj, narrow, 0), "attn_output": (attention.o_proj, 0, width)}  # fmt: skip
+        for name, (linear, rows, columns) in parts.items():
+            turn = head if paired and name in ("attn_q", "attn_k") else 0
+            yield f"blk.{i}.{name}.weight", _paired(_padded(linear.weight, rows, columns), turn)
+            if linear.bias is not None:
+                yield f"blk.{i}.{name}.bias", _paired(_padded(linear.bias, rows, 0), turn)
+
+
+def _padded(tensor: Tensor, rows: int, columns: int) -> Tensor:
+    """With zeros up to so many rows and columns; 0 leaves them as they are."""
+    missing = [0, max(0, rows - tensor.shape[0])]
+    if tensor.dim() == 2:
+        missing = [0, max(0, columns - tensor.shape[1]), *missing]
+    return nn.functional.pad(tensor, missing) if any(missing) else tensor
+
+
+def _paired(tensor: Tensor, head: int) -> Tensor:
+    """The rows of each head as pairs (i, i + head/2) side by side: [heads x head, ...] keeps its shape."""
+    if not head:
+        return tensor
+    split = tensor.reshape(-1, 2, head // 2, *tensor.shape[1:])  # [heads, 2, head / 2, ...]
+    return split.transpose(1, 2).reshape(tensor.shape)
+
+
+def _add_tensor(writer: Any, name: str, tensor: Tensor, precision: str) -> None:
+    """Vectors in float32, matrices in the precision; rows that blocks do not divide stay in float16."""
+    import gguf
+
+    values: NDArray[Any] = tensor.detach().to(torch.float32).contiguous().numpy()
+    if values.ndim == 1:
+        writer.add_tensor(name, values)
+    elif precision == "q8_0" and values.shape[1] % BLOCK == 0:
+        kind = gguf.GGMLQuantizationType.Q8_0
+        writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    else:
+        limit = np.finfo(np.float16).max
+        if np.abs(values).max(initial=0.0) > limit:
+            raise ModelError(f"'{name}' holds values beyond the range of float16 ({limit:.0f}).")
+        writer.add_tensor(name, values.astype(np.float16))
+
+
+def _frequency_factors(model: PreTrainedModel) -> Tensor:
+    """By how much Llama 3's scaling divides each frequency."""
+    config, head = model.config, _head_size(model.config)
+    plain = torch.tensor(_rope(config)["rope_theta"]) ** -(torch.arange(0, head, 2, dtype=torch.float32) / head)
+    return torch.as_tensor(plain / model.base_model.rotary_emb.inv_freq.float().cpu())
+
+
+def _rope(config: Any) -> dict[str, Any]:
+    return dict(getattr(config, "rope_parameters", None) or {})
+
+
+def _head_size(config: Any) -> int:
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def _rows(linear: Any) -> int:
+    return int(linear.weight.shape[0])

@@ -1,0 +1,56 @@
+"""OpenVINO: an ONNX file turned into OpenVINO's own, `.xml` with the weights in `.bin` beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from shearling.export import onnx
+from shearling.export.check import Outputs, Runner
+from shearling.export.formats import Job
+from shearling.export.graph import hushed
+from shearling.export.inputs import Inputs
+
+NEEDED = (*onnx.NEEDED, "openvino")
+EXTRA = "openvino"
+SUFFIX = ".xml"
+PRECISIONS = ("float32", "float16", "int8-static")  # OpenVINO has no ranges per batch
+unsuited, part = onnx.unsuited, onnx.part
+
+
+def runtime() -> str:
+    """What runs the file."""
+    import openvino
+
+    return f"OpenVINO {openvino.__version__.partition('-')[0]}"
+
+
+def write(job: Job) -> None:
+    """By way of ONNX, which is removed again."""
+    import openvino
+
+    between = job.path.with_name("between.onnx")
+    precision = "float32" if job.precision == "float16" else job.precision  # the weights alone become half
+    onnx.write(dataclasses.replace(job, path=between, precision=precision))
+    with hushed():
+        openvino.save_model(openvino.convert_model(between), job.path, compress_to_fp16=job.precision == "float16")
+    for file in between.parent.glob("between.onnx*"):
+        file.unlink()
+
+
+def open_runner(path: Path) -> Runner:
+    """The file on the CPU, tuned for one request at a time, computing in float32 where the file does not say int8."""
+    import openvino
+
+    options = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}
+    compiled = openvino.Core().compile_model(path, "CPU", options)
+    takes = {port.any_name for port in compiled.inputs}
+    gives = [port.any_name for port in compiled.outputs]
+
+    def run(inputs: Inputs) -> Outputs:
+        feed: dict[str, Any] = {name: t.numpy() for name, t in inputs.items() if name in takes}
+        found = compiled(feed)
+        return {name: found[number] for number, name in enumerate(gives)}
+
+    return run

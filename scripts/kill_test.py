@@ -30,7 +30,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 import shearling
 import shearling.export.exported
 import shearling.report.record
-import shearling.report.sweep_page
+import shearling.report.page
 import shearling.workflows.export
 import shearling.workflows.retrain
 import shearling.workflows.source

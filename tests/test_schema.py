@@ -62,7 +62,7 @@ def test_files_that_are_not_there_or_too_large(tmp_path: Path) -> None:
 
 def config(**more: Any) -> dict[str, Any]:
     edits: dict[str, Any] = {"linear": {}, "attributes": {}, "bias_only": [], "hollow": {}}
-    return {"quantization_config": {"quant_method": "shearling", "edits": edits}, **more}
+    return {"shearling": {"version": 2, "edits": edits}, **more}
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_what_cannot_be_followed_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="asks for the pooling 'attention'"):
         read_pooling(str(folder))
     (folder / "1_Pooling" / "config.json").write_text("[]")
-    with pytest.raises(ModelError, match="should hold an object"):
+    with pytest.raises(ModelError, match="is not an object"):
         read_pooling(str(folder))
 
 

@@ -52,12 +52,13 @@ def test_classification_counts_every_example_once():
     model = build(BertForSequenceClassification, bert_config(num_labels=2))
     guess = [int(outputs.logits.argmax()) for outputs in one_by_one(model, TEXTS)]
     labels = [label if i % 3 else 1 - label for i, label in enumerate(guess)]  # every third one wrong
-    result = evaluate(model, bert_tokenizer(), Rows({"sentence": TEXTS, "label": labels}), "sst2", batch_size=4)
+    rows = Rows({"sentence": TEXTS, "label": labels})
+    result = evaluate(model, bert_tokenizer(), rows, "sst2", batch_size=4)
     assert result.value == pytest.approx(100 * 20 / 30)
     f1, matthews = (100 * metric(labels, guess) for metric in (metrics.binary_f1, metrics.matthews))
     assert result.to_json() == {
         "task": "sst2", "metric": "accuracy", "value": 66.6667, "examples": 30,
-        "extra": {"f1": round(f1, 4), "matthews": round(matthews, 4)},
+        "rows": rows.fingerprint(), "extra": {"f1": round(f1, 4), "matthews": round(matthews, 4)},
     }  # fmt: skip
     assert result.extra["f1"] == pytest.approx(f1)
     assert result.em is None
@@ -163,6 +164,7 @@ def test_question_answering_finds_the_spans_of_brute_force():
     assert (result.value, result.em) == (100, 100)
     told = result.to_json()
     told.pop("extra", None)
+    assert told.pop("rows") == rows.fingerprint()
     assert told == {"task": "squad_v2", "metric": "f1", "value": 100.0, "examples": 30, "em": 100.0}
 
 

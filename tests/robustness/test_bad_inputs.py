@@ -142,13 +142,13 @@ MODELS: dict[str, Case] = {
         of="pruned",
     ),
     "a pruned one that forgot its shapes": model(
-        json_edit("config.json", lambda c: c.pop(SHAPES)), "reshaped", of="pruned"
+        json_edit("config.json", lambda c: c.pop(SHAPES)), "no field 'shearling'", of="pruned"
     ),
     "an index that leads out": model(
         lambda f: (f / "model.safetensors.index.json").write_text(
             json.dumps({"weight_map": {"classifier.weight": "../../other.safetensors"}})
         ),
-        "no file of the directory",
+        "is not a file of the directory",
     ),
     "modules that lead out": model(
         lambda f: (f / "modules.json").write_text('[{"type": "st.Transformer", "path": "../../x"}]'),

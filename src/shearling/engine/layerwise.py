@@ -129,7 +129,8 @@ def run_layer(stack: Stack, depth: int, part: int, run: LayerwiseRun, batch: int
         added.append(by_example(output[0] if isinstance(output, tuple) else output, examples))
 
     def on_z(module: nn.Module, args: tuple[Any, ...]) -> None:
-        captured.z = by_example(args[0], examples)
+        if captured.z is None:  # DeBERTa projects its relative positions after the tokens, with the same weights
+            captured.z = by_example(args[0], examples)
         if upto == "in":
             raise _Stop
 

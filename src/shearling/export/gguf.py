@@ -87,7 +87,9 @@ def is_even(model: PreTrainedModel) -> bool:
     config = model.config
     head = _head_size(config)
     for layer in model.base_model.layers:
-        found = (_rows(layer.self_attn.q_proj), _rows(layer.self_attn.k_proj), _rows(layer.mlp.gate_proj))
+        attention = layer.self_attn
+        projections = ((attention, "q_proj"), (attention, "k_proj"), (layer.mlp, "gate_proj"))
+        found = tuple(_rows(_projection(owner, name, config)) for owner, name in projections)
         if found != (config.num_attention_heads * head, config.num_key_value_heads * head, config.intermediate_size):
             return False
     return True
@@ -97,10 +99,11 @@ def _sizes(layer: Any, config: Any, *, even: bool) -> Layer:
     """What is there, and what has to be added: llama.cpp skips a layer without filters, its attention included."""
     head, attention = _head_size(config), layer.self_attn
     per_group = config.num_attention_heads // config.num_key_value_heads
-    groups, filters = _rows(attention.k_proj) // head, _rows(layer.mlp.gate_proj)
+    groups = _rows(_projection(attention, "k_proj", config)) // head
+    filters = _rows(_projection(layer.mlp, "gate_proj", config))
     if even:
         return Layer(groups * per_group, groups, filters)
-    if attention.q_proj.bias is not None:
+    if _projection(attention, "q_proj", config).bias is not None:
         # deci takes a query bias of the model's width only: the groups that went stay, as zeros.
         groups = config.hidden_size // (head * per_group)
         if groups * head * per_group != config.hidden_size:
@@ -152,18 +155,25 @@ def _tensors(model: PreTrainedModel, sizes: list[Layer], *, paired: bool) -> Any
     for i, (layer, size) in enumerate(zip(base.layers, sizes, strict=True)):
         width, narrow = size.heads * head, size.groups * head
         attention, ffn = layer.self_attn, layer.mlp
-        parts = {"ffn_gate": (ffn.gate_proj, size.filters, 0), "ffn_up": (ffn.up_proj, size.filters, 0),
+        gate, up = (_projection(ffn, name, model.config) for name in ("gate_proj", "up_proj"))
+        parts = {"ffn_gate": (gate, size.filters, 0), "ffn_up": (up, size.filters, 0),
                  "ffn_down": (ffn.down_proj, 0, size.filters)}  # fmt: skip
         yield f"blk.{i}.ffn_norm.weight", layer.post_attention_layernorm.weight
         if size.heads:
             yield f"blk.{i}.attn_norm.weight", layer.input_layernorm.weight
-            parts |= {"attn_q": (attention.q_proj, width, 0), "attn_k": (attention.k_proj, narrow, 0),
-                      "attn_v": (attention.v_proj, narrow, 0), "attn_output": (attention.o_proj, 0, width)}  # fmt: skip
+            q, k, v = (_projection(attention, name, model.config) for name in ("q_proj", "k_proj", "v_proj"))
+            parts |= {"attn_q": (q, width, 0), "attn_k": (k, narrow, 0),
+                      "attn_v": (v, narrow, 0), "attn_output": (attention.o_proj, 0, width)}  # fmt: skip
         for name, (linear, rows, columns) in parts.items():
             turn = head if paired and name in ("attn_q", "attn_k") else 0
             yield f"blk.{i}.{name}.weight", _paired(_padded(linear.weight, rows, columns), turn)
             if linear.bias is not None:
                 yield f"blk.{i}.{name}.bias", _paired(_padded(linear.bias, rows, 0), turn)
+
+
+def _projection(owner: nn.Module, name: str, config: Any) -> Any:
+    """A projection into the units; one without rows where no unit is left."""
+    return getattr(owner, name, None) or nn.utils.skip_init(nn.Linear, config.hidden_size, 0, bias=False)
 
 
 def _padded(tensor: Tensor, rows: int, columns: int) -> Tensor:

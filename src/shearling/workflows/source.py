@@ -22,6 +22,7 @@ from shearling.latency.meet import checked_table
 from shearling.latency.table import load_table
 from shearling.methods import Method
 from shearling.models.pooling import pooling_of
+from shearling.models.structure import structure_of
 from shearling.pipeline import MOST_SAMPLES as SAMPLES
 from shearling.pipeline import Plan, Pruned, measure
 
@@ -224,7 +225,7 @@ def measure_source(
             "shearling.prune(model, data, flops=0.5).model."
         )
     if target is not None:
-        checked_table(target.table, target.latency, loaded.model)
+        checked_table(target.table, target.latency, structure_of(loaded.model))
     plan = measure(
         loaded.model,
         loaded.batches,

@@ -29,8 +29,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import shearling
 import shearling.export.exported
-import shearling.report.record
 import shearling.report.page
+import shearling.report.record
 import shearling.workflows.export
 import shearling.workflows.retrain
 import shearling.workflows.source

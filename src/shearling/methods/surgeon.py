@@ -29,9 +29,9 @@ from shearling.surgeon.measure import Curvature, measure, merged
 from shearling.surgeon.order import DAMP, Order, order
 from shearling.surgeon.refit import RIDGE, refit
 
-FEWEST = 256  # examples of a first look
-TOKENS_PER_COLUMN = 8  # of the widest output projection: what a least-squares fit needs not to follow the noise
-SETTLED = 0.02  # nats an example: below this estimated loss, more examples change nothing that can be measured
+FEWEST = 512  # examples of a first look
+TOKENS_PER_COLUMN = 4  # of the widest output projection: a fit with fewer follows the noise
+SETTLED = 0.01  # nats an example: below this estimated loss, more examples change nothing that can be measured
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Surgeon(Method):
         return [Ordered(*pair) for pair in zip(orders, found, strict=True)]
 
     def first_look(self, structure: Structure, sample: Sample) -> int:
-        """As many examples as give every column of the widest projection eight tokens."""
+        """512 examples, or as many more as give every column of the widest projection four tokens."""
         columns = max(s.units * s.width for s in structure.sublayers)
         tokens = sample.mean_length or 1.0
         count = FEWEST

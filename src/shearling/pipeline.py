@@ -19,6 +19,7 @@ from shearling.engine.distributed import fail_together, rank_and_world
 from shearling.engine.hooks import device_of
 from shearling.engine.memory import with_smaller_batches
 from shearling.engine.progress import Stages, Watcher
+from shearling.engine.teacher_states import TeacherStates
 from shearling.engine.warm_up import warm_up
 from shearling.errors import CheckpointError, ConstraintError, DataError, InputError
 from shearling.latency.meet import checked_table, meet, table_for
@@ -83,6 +84,7 @@ class Plan:
     warnings: list[str] = field(default_factory=list)
     watcher: Watcher | None = None
     why: str = ""  # the sample has the size it has
+    states: TeacherStates | None = None  # kept for further budgets; None where only one is to come
 
     @fail_together()
     def prune(
@@ -166,7 +168,7 @@ class Plan:
 
         def attempt(batches: Sequence[Batch]) -> tuple[Structure, list[Repaired]]:
             current = next(students)
-            return current, self.method.repair(self.structure, current, batches, stages=stages)
+            return current, self.method.repair(self.structure, current, batches, stages=stages, states=self.states)
 
         rank, world = rank_and_world()
         return with_smaller_batches(
@@ -262,7 +264,8 @@ def measure(
     length   tokens of an example, for counting FLOPs; by default the mean of the sample's, without padding
     watcher  called with (stage, done, total) as the work goes on
     """
-    return _measure(prunable(model), data, method_of(method), samples, seed, length, watcher)
+    plan = _measure(prunable(model), data, method_of(method), samples, seed, length, watcher)
+    return replace(plan, states=TeacherStates.on(device_of(plan.structure.model)))
 
 
 def _measure(

@@ -146,5 +146,12 @@ def _feeding(small: nn.Module, rows: Tensor) -> Any:
 
 
 def _values(outputs: Any) -> dict[str, Tensor]:
+    """What a model gives, by name: what its users read, or every number where none of those names is there."""
+    numbers = {k: v for k, v in outputs.items() if isinstance(v, Tensor) and v.is_floating_point()}
     names = ("logits", "start_logits", "end_logits", "last_hidden_state", "text_embeds", "image_embeds")
-    return {name: outputs[name] for name in names if isinstance(outputs.get(name), Tensor)}
+    found = {name: numbers[name] for name in names if name in numbers} or numbers
+    if not found:
+        raise CheckFailed(
+            f"The model gives {list(outputs)}, and no tensor of numbers to check the pruned one by. Nothing was saved."
+        )
+    return found

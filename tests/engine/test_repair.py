@@ -15,6 +15,7 @@ from shearling.engine.moments import Moments
 from shearling.engine.precision import Precision
 from shearling.engine.progress import Stages
 from shearling.engine.repair import repair_layers
+from shearling.engine.teacher_states import TeacherStates
 from shearling.methods import Surgeon
 from shearling.models.shrink import shrink
 from shearling.models.structure import Structure, structure_of
@@ -182,6 +183,43 @@ def test_sublayers_before_the_first_cut_are_passed_over() -> None:
     student, batches = structure_of(shrink(model, kept)), as_run(batches_of(2, 5))
     repair_layers(teacher, student, batches, repair)
     assert seen == ["heads of layer 1", "filters of layer 1"]
+
+
+@pytest.mark.parametrize("family", ["bert", "llama", "t5", "vit", "albert"])
+@pytest.mark.parametrize("room", [0.0, 3e4, 1e12])
+def test_kept_states_of_the_teacher_change_nothing(family: str, room: float) -> None:
+    """A second budget, cut elsewhere, is repaired as if the teacher had been run again; with room it is not."""
+    model = tiny_model(family).double()
+    teacher = structure_of(model)
+    batches = [{k: v.double() if v.is_floating_point() else v for k, v in b.items()} for b in tiny_batches(family)]
+    first, second = (
+        [
+            torch.arange(max(s.units // (2 if number >= start else 1), s.floor))
+            for number, s in enumerate(teacher.sublayers)
+        ]
+        for start in (2, 0)
+    )
+    states = TeacherStates(room)
+    runs = 0
+
+    def count(*args: Any) -> None:
+        nonlocal runs
+        runs += 1
+
+    def repaired(kept: list[Tensor], states: TeacherStates | None) -> list[Tensor]:
+        student = structure_of(shrink(model, kept))
+        Surgeon().repair(teacher, student, as_run(batches), stages=Stages(), states=states)
+        return [p.detach() for p in student.model.parameters()]
+
+    repaired(first, states)
+    handle = teacher.stacks[0].sublayers[-1][-1].out.register_forward_hook(count)
+    found = repaired(second, states)
+    with_states, runs = runs, 0
+    expected = repaired(second, None)
+    handle.remove()
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    assert with_states < runs or room < 1e12 or family == "albert"
 
 
 def test_an_undamaged_student_is_not_repaired() -> None:

@@ -21,6 +21,7 @@ from shearling.engine.layerwise import Captured, HiddenStates, LayerwiseRun, Poi
 from shearling.engine.moments import Moments
 from shearling.engine.precision import Precision, kernels
 from shearling.engine.progress import Progress, silent
+from shearling.engine.teacher_states import TeacherStates
 from shearling.models.structure import Share, Stack, Structure
 from shearling.models.sublayer import Sublayer
 from shearling.sample.batch import Batch
@@ -37,8 +38,11 @@ def repair_layers(
     realign: Repair | None = None,
     precision: Precision = "float32",
     progress: Progress = silent,
+    states: TeacherStates | None = None,
 ) -> None:
     """Repair every sublayer of the student: first into its units, if asked for, then out of them.
+
+    states  of the teacher, kept from one call to the next over the same batches
 
     Ends early when a repair returns False. Sublayers before the first that lost a unit see no error and lost nothing:
     they are passed over.
@@ -47,6 +51,8 @@ def repair_layers(
     done, damaged = 0, False
     with frozen(teacher.model), frozen(student.model), torch.inference_mode(), kernels(precision):
         here = [batch.held_out_last().to(device_of(teacher.model)) for batch in batches]
+        if states is not None:
+            states.start(here)
         for number, stacks in enumerate(zip(teacher.stacks, student.stacks, strict=True)):
             dense, pruned = stacks
             run_t = start_run(teacher.model, dense, here, precision)
@@ -64,7 +70,7 @@ def repair_layers(
                     progress(done, total)
                     continue
                 for part, sublayer in enumerate(sublayers):
-                    pair = kind(dense, pruned, depth, part, run_t, run_s, here)
+                    pair = kind(dense, pruned, (number, depth, part), run_t, run_s, here, states)
                     if realign is not None and sublayer.foldable and sublayer.units:
                         realign(sublayer, *pair.into_units())
                     last = part == len(sublayers) - 1
@@ -108,15 +114,25 @@ def target(sublayer: Sublayer, teacher: Captured, student: Captured) -> Tensor:
 
 @dataclass
 class _Pair:
-    """One sublayer in both models."""
+    """One sublayer in both models; `at` is its stack, its layer and its part of the layer."""
 
     dense: Stack
     pruned: Stack
-    depth: int
-    part: int
+    at: tuple[int, int, int]
     run_t: LayerwiseRun
     run_s: LayerwiseRun
     batches: Sequence[Batch]
+    states: TeacherStates | None = None
+
+    @property
+    def depth(self) -> int:
+        """The layer, counted in its stack."""
+        return self.at[1]
+
+    @property
+    def part(self) -> int:
+        """The sublayer, counted in its layer."""
+        return self.at[2]
 
     def into_units(self) -> tuple[Moments, Moments]:
         """Moments of z_S against z_T: (to fit, held out)."""
@@ -142,7 +158,7 @@ class _Pair:
             if last:
                 hidden = run_layer(self.pruned, self.depth, self.part, self.run_s, batch, "end").hidden
                 self.run_s.hidden[batch] = hidden  # type: ignore[assignment]
-            elif done in self.run_t.finished and done not in self.run_s.finished:  # its output was not final yet
+            elif self._sublayer.out_in_core and done not in self.run_s.finished:  # its output was not final yet
                 run_layer(self.pruned, self.depth, self.part, self.run_s, batch, "out")
 
     @property
@@ -151,8 +167,18 @@ class _Pair:
 
     def _both(self, batch: int, teacher: Point, student: Point) -> Iterator[tuple[Captured, Captured]]:
         """The sublayer in the teacher and in the student, each run up to a point."""
-        captured = run_layer(self.dense, self.depth, self.part, self.run_t, batch, teacher)
+        captured = self._teacher(batch, teacher)
         yield captured, run_layer(self.pruned, self.depth, self.part, self.run_s, batch, student)
+
+    def _teacher(self, batch: int, point: Point) -> Captured:
+        """The sublayer in the teacher; not run again where an earlier pass has shown it."""
+        key = (*self.at, batch, point)
+        captured = None if self.states is None else self.states.get(key)
+        if captured is None:
+            captured = run_layer(self.dense, self.depth, self.part, self.run_t, batch, point)
+            if self.states is not None:
+                self.states.put(key, captured)
+        return captured
 
     def _advance_teacher(self, batch: int, captured: Captured) -> None:
         self.run_t.hidden[batch] = captured.hidden  # type: ignore[assignment]

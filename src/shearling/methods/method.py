@@ -11,6 +11,7 @@ from torch import Tensor
 from shearling.costs import Limit
 from shearling.engine.precision import Precision
 from shearling.engine.progress import Stages
+from shearling.engine.teacher_states import TeacherStates
 from shearling.errors import InputError
 from shearling.models.structure import Structure
 from shearling.sample.batch import Batch
@@ -60,9 +61,15 @@ class Method:
         raise NotImplementedError
 
     def repair(
-        self, teacher: Structure, student: Structure, batches: Sequence[Batch], *, stages: Stages
+        self,
+        teacher: Structure,
+        student: Structure,
+        batches: Sequence[Batch],
+        *,
+        stages: Stages,
+        states: TeacherStates | None = None,
     ) -> list[Repaired]:
-        """Make up for the units that are gone, in place."""
+        """Make up for the units that are gone, in place; `states` of the teacher are kept from budget to budget."""
         return []
 
     def first_look(self, structure: Structure, sample: Sample) -> int:

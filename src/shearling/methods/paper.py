@@ -18,6 +18,7 @@ from shearling.engine.moments import Moments
 from shearling.engine.precision import Precision
 from shearling.engine.progress import Stages
 from shearling.engine.repair import repair_layers
+from shearling.engine.teacher_states import TeacherStates
 from shearling.errors import ModelError
 from shearling.methods.counts import allocate_counts
 from shearling.methods.method import Evidence, Method, Repaired, WantsLabels
@@ -132,7 +133,13 @@ class Paper(Method):
         return found
 
     def repair(
-        self, teacher: Structure, student: Structure, batches: Sequence[Batch], *, stages: Stages
+        self,
+        teacher: Structure,
+        student: Structure,
+        batches: Sequence[Batch],
+        *,
+        stages: Stages,
+        states: TeacherStates | None = None,
     ) -> list[Repaired]:
         """Mask tuning, from the first layer on; a mask out of range ends it, and the last note says so."""
         if not self.tune:
@@ -153,5 +160,5 @@ class Paper(Method):
             return False
 
         with stages("tuning") as progress:
-            repair_layers(teacher, student, batches, one, precision=self.precision, progress=progress)
+            repair_layers(teacher, student, batches, one, precision=self.precision, progress=progress, states=states)
         return notes

@@ -17,6 +17,7 @@ from shearling.engine.moments import Moments
 from shearling.engine.precision import Precision
 from shearling.engine.progress import Stages
 from shearling.engine.repair import repair_layers
+from shearling.engine.teacher_states import TeacherStates
 from shearling.errors import ConstraintError
 from shearling.methods.counts import allocate_counts
 from shearling.methods.method import Evidence, Method, Repaired, WantsLabels
@@ -124,7 +125,13 @@ class Surgeon(Method):
             return [seen.order.kept(count) for seen, count in zip(evidence, counts, strict=True)]
 
     def repair(
-        self, teacher: Structure, student: Structure, batches: Sequence[Batch], *, stages: Stages
+        self,
+        teacher: Structure,
+        student: Structure,
+        batches: Sequence[Batch],
+        *,
+        stages: Stages,
+        states: TeacherStates | None = None,
     ) -> list[Repaired]:
         """Ridge refit of every output projection, from the first layer to the last."""
         if not self.refit:
@@ -150,8 +157,9 @@ class Surgeon(Method):
         with stages("refit") as progress:
             realign = into_units if self.realign else None
             repair_layers(
-                teacher, student, batches, out_of_units, realign=realign, precision=self.precision, progress=progress
-            )
+                teacher, student, batches, out_of_units, realign=realign, precision=self.precision, progress=progress,
+                states=states,
+            )  # fmt: skip
         return notes
 
     def finished(self, evidence: Evidence) -> list[Ordered]:

@@ -13,11 +13,10 @@ from torch import Tensor
 from shearling.engine.cuda_graph import recorded
 from shearling.engine.hooks import device_of
 from shearling.errors import InputError
+from shearling.schema import RUNTIMES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-RUNTIMES = ("eager", "graphs")
 
 
 @dataclass(frozen=True)

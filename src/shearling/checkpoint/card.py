@@ -12,23 +12,7 @@ from shearling.report.facts import FOOTNOTE, Layer, facts_of, kinds_of, scores_o
 # Carried over from the source's card as they are.
 CARRIED = ("license", "license_name", "license_link", "language", "datasets", "metrics", "pipeline_tag", "widget")
 TAGS = ("shearling", "pruned")
-# How the name of a model class ends, and the pipeline its head is for.
-PIPELINES = (
-    ("ForSequenceClassification", "text-classification"),
-    ("ForTokenClassification", "token-classification"),
-    ("ForQuestionAnswering", "question-answering"),
-    ("ForMaskedLM", "fill-mask"),
-    ("ForMultipleChoice", "multiple-choice"),
-    ("ForImageClassification", "image-classification"),
-    ("ForAudioClassification", "audio-classification"),
-    ("ForCTC", "automatic-speech-recognition"),
-    ("ForSpeechSeq2Seq", "automatic-speech-recognition"),
-    ("WhisperForConditionalGeneration", "automatic-speech-recognition"),
-    ("ForConditionalGeneration", "text2text-generation"),
-    ("ForCausalLM", "text-generation"),
-    ("LMHeadModel", "text-generation"),
-    ("Model", "feature-extraction"),
-)
+OTHERS = {"ForMultipleChoice": "multiple-choice", "Model": "feature-extraction"}  # no head that pipelines know
 MEASURED = ("<!-- shearling: measured -->", "<!-- shearling: end -->")
 
 
@@ -78,11 +62,18 @@ def carried_over(facts: dict[str, Any], architecture: str) -> dict[str, Any]:
     kept = {key: facts[key] for key in CARRIED if facts.get(key)}
     if facts.get("base_model"):
         kept["base_model"] = facts["base_model"]
-    pipeline = next((tag for ending, tag in PIPELINES if architecture.endswith(ending)), None)
-    if pipeline:
+    if pipeline := _pipeline_of(architecture):
         kept.setdefault("pipeline_tag", pipeline)
     own = [tags] if isinstance(tags, str) else list(tags)
     return {"library_name": "transformers", **kept, "tags": [*own, *(tag for tag in TAGS if tag not in own)]}
+
+
+def _pipeline_of(architecture: str) -> str | None:
+    """The pipeline that a model class is for, as transformers' own cards say it."""
+    from transformers.modelcard import TASK_MAPPING
+
+    known = (tag for tag, classes in TASK_MAPPING.items() if architecture in classes.values())
+    return next(known, None) or next((tag for ending, tag in OTHERS.items() if architecture.endswith(ending)), None)
 
 
 def model_card(record: dict[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shearling.checkpoint.load import check_files, check_index, check_weights
+from shearling.checkpoint.load import check_files, check_index, check_weights, class_named
 from shearling.checkpoint.sentence import attach_pooling, is_embedder, transformer_in
 from shearling.engine.precision import DTYPES
 from shearling.engine.silence import quiet_transformers
@@ -36,7 +36,7 @@ def load_model(
     pooling  of an embedding model, where its files do not say it
     """
     if _is_gguf(name):
-        return _load_gguf(Path(name), device_of(device), dtype_of(dtype) or torch.float32)
+        return _load_gguf(Path(name), named_device(device), dtype_of(dtype) or torch.float32)
     sentence = transformer_in(Path(name))
     path = sentence or Path(name)
     config = load_config(name, trust_remote_code=trust_remote_code)
@@ -64,7 +64,7 @@ def load_model(
         check_weights(model, set(), record, path)
     if bare:
         attach_pooling(model, given, pooling)
-    loaded: PreTrainedModel = model.eval().to(device_of(device))
+    loaded: PreTrainedModel = model.eval().to(named_device(device))
     return loaded
 
 
@@ -157,7 +157,7 @@ def load_reader(name: str, model: PreTrainedModel, *, trust_remote_code: bool = 
         return found.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
-def device_of(name: str) -> torch.device:
+def named_device(name: str) -> torch.device:
     """`auto` is the GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -189,8 +189,7 @@ def _class_of(config: Any, name: str, *, trusted: bool) -> Any:
     served = [auto for auto, reference in own.items() if str(reference).split(".")[-1] == names[0]]
     if served and trusted:
         return getattr(transformers, served[0])  # an `AutoModelFor...`, which fetches the class
-    found = getattr(transformers, names[0], None)
-    if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+    if (found := class_named(names[0])) is not None:
         return found
     hint = " Its code comes with it; --trust-remote-code runs that." if served else ""
     raise ModelError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,12 +28,12 @@ from shearling.sample.read import sample_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from shearling.data import Batches, Task
+    from shearling.data import Batches
     from shearling.engine.progress import Watcher
 
 
 @dataclass(frozen=True)
-class Side:
+class Compared:
     """One of the two: its score (None where the data has no labels), and its costs.
 
     batch  the shape of what it was timed on: a typical batch as this model reads the data
@@ -72,7 +72,7 @@ class Comparison:
     agreement: Agreement | None
     batch: tuple[int, ...]
     device: str
-    sides: tuple[Side, Side]
+    sides: tuple[Compared, Compared]
 
     def to_json(self) -> dict[str, Any]:
         """The fields of `shearling compare --json`."""
@@ -131,7 +131,7 @@ def compare(
     batches = [_typical(one.batches) for one in taken]
     times = _times(models, batches, rounds)
     sides = [
-        Side(name, one.value, one.em, disk_bytes(name, model), parameters(model), _macs(model, one.batches),
+        Compared(name, one.value, one.em, disk_bytes(name, model), parameters(model), _macs(model, one.batches),
              1e3 * time.median, 1e3 * time.spread, tuple(next(iter(batch.values())).shape))
         for name, model, one, time, batch in zip(names, models, taken, times, batches, strict=True)
     ]  # fmt: skip
@@ -167,16 +167,15 @@ class _Taken:
             progress = None if watcher is None else lambda done, total: watcher(stage, done, total)
             return predict(model, batches, read=both, device=device_of(model), progress=progress)
 
-        task: Task = exam.encoder.task
+        metric = exam.task.metric
         try:
-            result = score(exam.encoder, exam.rows, exam.batch_size, run, exam.index)
+            result = score(exam, run)
         except DataError:
             if notes:
                 raise  # the labels were read; something else is wrong
-            encoder = exam.unlabelled_encoder()
-            run(encoder.batches(encoder.tokenize(exam.rows), exam.batch_size), None)
-            return cls(None, None, task.metric, len(exam.rows), notes, seen[0])
-        return cls(result.value, result.em, result.metric or task.metric, result.examples, notes, seen[0])
+            run(replace(exam, encoder=replace(exam.encoder, labels="ignore")).batches(), None)
+            return cls(None, None, metric, len(exam.rows), notes, seen[0])
+        return cls(result.value, result.em, result.metric or metric, result.examples, notes, seen[0])
 
 
 def _read_alike(readers: Sequence[Any], taken: Sequence[_Taken]) -> bool:

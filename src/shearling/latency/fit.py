@@ -43,9 +43,9 @@ def fit(curve: Floats) -> Piecewise:
     slope = np.divide(n * sxy - sx * sy, determinant, out=np.zeros_like(sx), where=determinant > 0)
     slope = np.maximum(slope, 0.0)
     overhead = (sy - slope * sx) / n
-    below = overhead < 0  # then the best line starts at 0
-    slope = np.where(below, np.divide(sxy, sxx, out=np.zeros_like(sx), where=sxx > 0), slope)
-    overhead = np.where(below, 0.0, overhead)
+    negative = overhead < 0  # then the best line starts at 0
+    slope = np.where(negative, np.divide(sxy, sxx, out=np.zeros_like(sx), where=sxx > 0), slope)
+    overhead = np.where(negative, 0.0, overhead)
 
     error = syy + slope**2 * sxx + n * overhead**2 + 2 * slope * overhead * sx - 2 * slope * sxy - 2 * overhead * sy
     best = int(np.flatnonzero(error <= error.min() + TIE * syy)[0])  # of equals, the lowest threshold

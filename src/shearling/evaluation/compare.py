@@ -167,15 +167,14 @@ class _Taken:
             progress = None if watcher is None else lambda done, total: watcher(stage, done, total)
             return predict(model, batches, read=both, device=device_of(model), progress=progress)
 
-        metric = exam.task.metric
         try:
             result = score(exam, run)
         except DataError:
             if notes:
                 raise  # the labels were read; something else is wrong
             run(replace(exam, encoder=replace(exam.encoder, labels="ignore")).batches(), None)
-            return cls(None, None, metric, len(exam.rows), notes, seen[0])
-        return cls(result.value, result.em, result.metric or metric, result.examples, notes, seen[0])
+            return cls(None, None, exam.task.metric, len(exam.rows), notes, seen[0])
+        return cls(result.value, result.em, result.metric, result.examples, notes, seen[0])
 
 
 def _read_alike(readers: Sequence[Any], taken: Sequence[_Taken]) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from shearling.data.tasks import Task, check_head, find_task, infer_task
 from shearling.engine.hooks import device_of, frozen
 from shearling.engine.progress import Progress
 from shearling.errors import DataError, InputError, ModelError
+from shearling.evaluation.scores import Evaluation as Evaluation
 from shearling.evaluation.scores import Questions, Reader, score
 from shearling.models.pooling import pool, pooling_of
 
@@ -28,37 +29,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _TARGETS = ("labels", "start_positions", "end_positions")
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The result of `evaluate`: `value` is in points from 0 to 100, perplexity excepted.
-
-    extra   other metrics of the same answers, by name
-    dense   what the model scored before it was pruned, where that is known
-    rows    the fingerprint of the rows it was scored on
-    """
-
-    task: str
-    metric: str
-    value: float
-    examples: int
-    em: float | None
-    extra: Mapping[str, float]
-    seconds: float
-    dense: float | None = None
-    rows: str | None = None
-
-    def __str__(self) -> str:
-        also = "" if self.em is None else f", exact match {self.em:.2f}"
-        also += "" if self.dense is None else f" (dense {self.dense:.2f})"
-        return f"{self.task}: {self.metric} {self.value:.2f}{also} on {self.examples:,} examples ({self.seconds:.1f} s)"
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields of `shearling evaluate --json`; what is not known is left out."""
-        known = {name: value for name, value in asdict(self).items() if name != "seconds" and value not in (None, {})}
-        extra = {"extra": {name: round(value, 4) for name, value in self.extra.items()}} if self.extra else {}
-        return {name: round(v, 4) if isinstance(v, float) else v for name, v in known.items()} | extra
 
 
 def evaluate(
@@ -123,17 +93,7 @@ class Exam(Questions):
         def run(batches: Batches, read: Reader | None) -> torch.Tensor:
             return predict(model, batches, read=read, device=device, compile=compile, progress=progress)
 
-        result = score(self, run)
-        return Evaluation(
-            task=self.task.name,
-            metric=result.metric or self.task.metric,
-            value=result.value,
-            examples=result.examples,
-            em=result.em,
-            extra=result.extra,
-            seconds=time.perf_counter() - began,
-            rows=self.fingerprint,
-        )
+        return replace(score(self, run), seconds=time.perf_counter() - began, rows=self.fingerprint)
 
 
 def make_exam(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -34,14 +34,34 @@ _QUERIES = 256  # compared with all passages at a time
 
 
 @dataclass(frozen=True)
-class Score:
-    """What a task's metric says, in points (perplexity as it is), and its companions."""
+class Evaluation:
+    """What a model scored on a task: `value` is in points from 0 to 100, perplexity excepted.
 
+    extra   other metrics of the same answers, by name
+    dense   what the model scored before it was pruned, where that is known
+    rows    the fingerprint of the rows it was scored on
+    """
+
+    task: str
+    metric: str
     value: float
     examples: int
     em: float | None = None
     extra: Mapping[str, float] = field(default_factory=dict)
-    metric: str | None = None  # where it is not the task's usual one
+    seconds: float = 0.0
+    dense: float | None = None
+    rows: str | None = None
+
+    def __str__(self) -> str:
+        also = "" if self.em is None else f", exact match {self.em:.2f}"
+        also += "" if self.dense is None else f" (dense {self.dense:.2f})"
+        return f"{self.task}: {self.metric} {self.value:.2f}{also} on {self.examples:,} examples ({self.seconds:.1f} s)"
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of `shearling evaluate --json`; what is not known is left out."""
+        known = {name: value for name, value in asdict(self).items() if name != "seconds" and value not in (None, {})}
+        extra = {"extra": {name: round(value, 4) for name, value in self.extra.items()}} if self.extra else {}
+        return {name: round(v, 4) if isinstance(v, float) else v for name, v in known.items()} | extra
 
 
 @dataclass(frozen=True)
@@ -71,6 +91,10 @@ class Questions:
         """The rows as a search."""
         return judged(self.rows, self.task, self.encoder.text_columns, self.encoder.label_column)
 
+    def result(self, value: float, **more: Any) -> Evaluation:
+        """The score of all rows, by the task's metric."""
+        return replace(Evaluation(self.task.name, self.task.metric, value, len(self.rows)), **more)
+
     def batches(self, examples: Tokenized | None = None) -> Batches:
         """Padded and stacked; all examples unless some are given."""
         return self.encoder.batches(self.examples if examples is None else examples, self.batch_size)
@@ -80,12 +104,12 @@ class Questions:
         return run(self.batches(self.encoder.embed(self.search.passages, "document")), None)
 
 
-def score(asked: Questions, run: Run) -> Score:
+def score(asked: Questions, run: Run) -> Evaluation:
     """Run the model on the rows and compare with their labels."""
     return _SCORERS[asked.task.kind](asked, run)
 
 
-def _score_search(asked: Questions, run: Run) -> Score:
+def _score_search(asked: Questions, run: Run) -> Evaluation:
     """Rank all passages for every query; the mean of each metric over the queries."""
     search = asked.search
     queries = run(asked.batches(asked.encoder.embed(search.queries, "query")), None)
@@ -99,7 +123,7 @@ def _score_search(asked: Questions, run: Run) -> Score:
     for start in range(0, len(queries), _QUERIES):
         part = _similarity(queries[start : start + _QUERIES], passages, asked.encoder.pooling.similarity).numpy()
         ranked += [search.rank(start + i, row, ranking.DEPTH) for i, row in enumerate(part)]
-    return _main(asked.task, _search_metrics(search, ranked), len(search.queries))
+    return _main(asked, _search_metrics(search, ranked), len(search.queries))
 
 
 def _similarity(queries: torch.Tensor, passages: torch.Tensor, name: str) -> torch.Tensor:
@@ -122,7 +146,7 @@ def _search_metrics(search: Judged, ranked: list[NDArray[np.int64]]) -> dict[str
     return {name: float(np.mean(values)) for name, values in scores.items()}
 
 
-def _score_rerank(asked: Questions, run: Run) -> Score:
+def _score_rerank(asked: Questions, run: Run) -> Evaluation:
     """Order the candidates of every query by the model's score."""
     pairs = candidates(asked.rows, asked.task, asked.encoder.text_columns, asked.encoder.label_column)
     guess = run(asked.batches(), None)[:, 0].numpy()
@@ -142,43 +166,43 @@ def _score_rerank(asked: Questions, run: Run) -> Score:
             scores["ndcg@10"].append(ranking.ndcg(ordered, ordered, 10))
             scores["mrr@10"].append(ranking.reciprocal_rank(ordered, 10))
     means = {name: float(np.mean(values)) for name, values in scores.items()}
-    return _main(asked.task, means | {"auc": ranking.auc(gold > 0, guess)}, len(groups))
+    return _main(asked, means | {"auc": ranking.auc(gold > 0, guess)}, len(groups))
 
 
-def _score_classes(asked: Questions, run: Run) -> Score:
+def _score_classes(asked: Questions, run: Run) -> Evaluation:
     gold = asked.examples.values["labels"]
     guess = run(asked.batches(), None).argmax(dim=-1).numpy()
     scores = {"accuracy": metrics.accuracy(gold, guess)}
     if asked.encoder.config.num_labels == 2:
         scores |= {"f1": metrics.binary_f1(gold, guess), "matthews": metrics.matthews(gold, guess)}
-    return _main(asked.task, scores, len(asked.rows))
+    return _main(asked, scores, len(asked.rows))
 
 
-def _score_regression(asked: Questions, run: Run) -> Score:
+def _score_regression(asked: Questions, run: Run) -> Evaluation:
     guess = run(asked.batches(), None)[:, 0].numpy()
-    return _correlation(asked.task, asked.examples.values["labels"], guess)
+    return _correlation(asked, asked.examples.values["labels"], guess)
 
 
-def _score_embeddings(asked: Questions, run: Run) -> Score:
+def _score_embeddings(asked: Questions, run: Run) -> Evaluation:
     rows, task = asked.rows, asked.task
     if len(asked.examples) != 2 * len(rows):
         raise DataError(f"task {task.name} scores pairs, but {rows.source} has one text column; name two")
     gold = read_scores(rows, require_label_column(rows, task, asked.encoder.label_column))
     first, second = run(asked.batches(), None).chunk(2)
-    return _correlation(task, gold, F.cosine_similarity(first, second).numpy())
+    return _correlation(asked, gold, F.cosine_similarity(first, second).numpy())
 
 
-def _correlation(task: Task, gold: Any, guess: Any) -> Score:
+def _correlation(asked: Questions, gold: Any, guess: Any) -> Evaluation:
     scores = {"spearman": metrics.spearman(gold, guess), "pearson": metrics.pearson(gold, guess)}
-    return _main(task, scores, len(gold))
+    return _main(asked, scores, len(gold))
 
 
-def _main(task: Task, scores: dict[str, float], examples: int) -> Score:
+def _main(asked: Questions, scores: dict[str, float], examples: int) -> Evaluation:
     points = {name: 100 * value for name, value in scores.items()}
-    return Score(points.pop(task.metric), examples, extra=points)
+    return asked.result(points.pop(asked.task.metric), examples=examples, extra=points)
 
 
-def _score_tags(asked: Questions, run: Run) -> Score:
+def _score_tags(asked: Questions, run: Run) -> Evaluation:
     """Entity F1; where the tags spell no entities (parts of speech), the accuracy per word."""
     guess = run(asked.batches(), _best_class)[..., 0].numpy()
     names = {int(index): str(name) for index, name in asked.encoder.config.id2label.items()}
@@ -192,9 +216,9 @@ def _score_tags(asked: Questions, run: Run) -> Score:
         guessed_tags.append([word[1] for word in words])
     right = 100 * metrics.accuracy(np.concatenate(gold_tags), np.concatenate(guessed_tags))
     if not any(name.startswith(("B-", "I-", "S-", "U-")) for name in names.values()):
-        return Score(right, len(asked.rows), metric="accuracy")
+        return asked.result(right, metric="accuracy")
     precision, recall, f1 = (100 * value for value in metrics.entity_f1(gold_tags, guessed_tags))
-    return Score(f1, len(asked.rows), extra={"precision": precision, "recall": recall, "accuracy": right})
+    return asked.result(f1, extra={"precision": precision, "recall": recall, "accuracy": right})
 
 
 def _best_class(outputs: Any, batch: Tensors) -> torch.Tensor:
@@ -203,7 +227,7 @@ def _best_class(outputs: Any, batch: Tensors) -> torch.Tensor:
     return torch.where(logits.isfinite().all(dim=-1), best, torch.nan)[..., None]
 
 
-def _score_answers(asked: Questions, run: Run) -> Score:
+def _score_answers(asked: Questions, run: Run) -> Evaluation:
     encoder, rows = asked.encoder, asked.rows
     questions, contexts = encoder.texts(rows)
     gold = read_answers(rows, require_label_column(rows, encoder.task, encoder.label_column))
@@ -223,10 +247,10 @@ def _score_answers(asked: Questions, run: Run) -> Score:
     if unanswerable.any() and not unanswerable.all():
         parts = {"answerable_f1": f1[~unanswerable], "unanswerable_f1": f1[unanswerable]}
         extra = {name: 100 * float(part.mean()) for name, part in parts.items()}
-    return Score(100 * float(f1.mean()), len(rows), em=100 * float(em.mean()), extra=extra)
+    return asked.result(100 * float(f1.mean()), em=100 * float(em.mean()), extra=extra)
 
 
-def _score_text(asked: Questions, run: Run) -> Score:
+def _score_text(asked: Questions, run: Run) -> Evaluation:
     encoder = asked.encoder
     batches = encoder.batches(asked.examples, min(asked.batch_size, max(1, _LM_TOKENS // encoder.max_length)))
     causal = not fills_blanks(encoder.tokenizer, encoder.config)
@@ -235,7 +259,7 @@ def _score_text(asked: Questions, run: Run) -> Score:
         return _losses(outputs["logits"], batch["labels"], causal=causal)
 
     loss, tokens = run(batches, read).double().sum(dim=0).tolist()
-    return Score(metrics.perplexity(loss, tokens), len(asked.rows), extra={"loss": loss / tokens, "tokens": tokens})
+    return asked.result(metrics.perplexity(loss, tokens), extra={"loss": loss / tokens, "tokens": tokens})
 
 
 def _losses(logits: torch.Tensor, labels: torch.Tensor, *, causal: bool) -> torch.Tensor:
@@ -250,7 +274,7 @@ def _losses(logits: torch.Tensor, labels: torch.Tensor, *, causal: bool) -> torc
     return torch.stack([torch.stack(losses), (labels != IGNORED).sum(dim=1)], dim=1)
 
 
-_SCORERS: dict[Kind, Callable[[Questions, Run], Score]] = {
+_SCORERS: dict[Kind, Callable[[Questions, Run], Evaluation]] = {
     "classification": _score_classes,
     "regression": _score_regression,
     "token-classification": _score_tags,

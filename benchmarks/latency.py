@@ -34,9 +34,8 @@ import shearling
 from shearling.engine.hooks import device_of, frozen
 from shearling.engine.precision import DTYPES
 from shearling.latency.inputs import example_inputs
-from shearling.latency.runtime import RUNTIMES as TABLES
-from shearling.latency.runtime import check_runtime, runner
-from shearling.latency.timing import in_turns
+from shearling.latency.timing import check_runtime, in_turns, runner
+from shearling.schema import RUNTIMES as TABLES
 
 Run = Callable[[], object]
 

@@ -20,8 +20,6 @@ from typing import IO, Any
 from shearling.data.rows import Rows
 from shearling.errors import DataError
 
-_BOM = "\ufeff"
-
 
 def read_rows(path: str | PathLike[str], limit: int | None = None) -> Rows:
     """Read the first `limit` rows (all when None) of a local file, or a folder of images or sounds.
@@ -105,13 +103,8 @@ Columns = dict[str, list[Any]]
 
 def _text_lines(stream: IO[bytes]) -> Iterator[str]:
     """The lines with their ends kept; a byte-order mark is not part of the text."""
-    text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
-    try:
-        for number, line in enumerate(text):
-            yield line.removeprefix(_BOM) if number == 0 else line
-    finally:
-        if not stream.closed:
-            text.detach()  # it is closed where it was opened
+    with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
+        yield from text
 
 
 def _read_jsonl(stream: IO[bytes], path: Path, limit: int | None) -> Columns:

@@ -23,9 +23,8 @@ from shearling.errors import ConstraintError
 from shearling.latency.fit import fit
 from shearling.latency.inputs import example_inputs
 from shearling.latency.profile import profile
-from shearling.latency.runtime import runner
 from shearling.latency.table import RESTLESS, Table, check_fits, load_table, milli, restless, shapes_in
-from shearling.latency.timing import device_name, in_turns
+from shearling.latency.timing import device_name, in_turns, runner
 from shearling.models.structure import Structure
 
 if TYPE_CHECKING:

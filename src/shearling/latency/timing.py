@@ -1,4 +1,7 @@
-"""Clocks, and runs that take turns: what disturbs the machine then disturbs all of them alike."""
+"""Runs of a model, eager or recorded as a CUDA graph; clocks; and runs that take turns.
+
+What disturbs the machine disturbs all that take turns alike.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,64 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
+
+from shearling.engine.cuda_graph import recorded
+from shearling.engine.hooks import device_of
+from shearling.errors import InputError
+from shearling.schema import RUNTIMES
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Run = Callable[[], object]
 
 HEAD_START = 2e9  # clock ticks a second, about: how long a GPU is kept waiting so that the host gets ahead of it
 LONGEST_WAIT = 2.0  # seconds
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A recorded run; what it was recorded from has to live as long, for the graph reads its memory."""
+
+    run: Run
+    graph: torch.cuda.CUDAGraph
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
+def check_runtime(runtime: str, device: torch.device) -> None:
+    """Raise unless models can be run in this way there."""
+    if runtime not in RUNTIMES:
+        raise InputError(f"There is no runtime {runtime!r}; choose from {', '.join(RUNTIMES)}.")
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"Models are timed on cpu and cuda; this one is on {device.type}.")
+    if runtime == "graphs" and device.type != "cuda":
+        raise InputError(f"CUDA graphs need an NVIDIA GPU, and the model is on {device.type}; use the runtime 'eager'.")
+
+
+def runner(model: PreTrainedModel, example: dict[str, Tensor], runtime: str) -> Run:
+    """One forward pass of the model on the example, as often as it is called."""
+    run = partial(model, **example)
+    if runtime == "eager":
+        return run
+    run()  # what fails here has nothing to do with graphs
+    try:
+        return Replay(run, recorded(run, device_of(model)))
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # the forward pass asks the device for something, or copies from the host
+        why = str(error).strip().partition("\n")[0]
+        raise InputError(
+            f"{type(model).__name__} cannot be recorded as a CUDA graph ({why}); use the runtime 'eager'."
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def load_model(
     if _is_gguf(name):
         return _load_gguf(Path(name), named_device(device), dtype_of(dtype) or torch.float32)
     config = load_config(name, trust_remote_code=trust_remote_code)
-    given, name = name, _place_of(name)
+    given, name = name, _transformer_of(name)
     path = Path(name)
     check_index(path)
     record = check_files(path)[0] if (path / RECORD).is_file() else None
@@ -71,17 +71,17 @@ def load_config(name: str, *, trust_remote_code: bool = False) -> Any:
     """The configuration of a model directory or of an id on the Hub; no weight is read."""
     from transformers import AutoConfig
 
-    path = Path(_place_of(name))
+    path = Path(_transformer_of(name))
     if path.exists() and not (path / "config.json").is_file():
         raise ModelError(f"{name} has no config.json: it is not a model directory.")
     with _told(f"Cannot load the model '{name}'", local=path.exists()):
-        config = AutoConfig.from_pretrained(_place_of(name), trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(_transformer_of(name), trust_remote_code=trust_remote_code)
     if is_embedder(name):
         config.architectures = None  # what it was made from may have had a head; sentences have none
     return config
 
 
-def _place_of(name: str) -> str:
+def _transformer_of(name: str) -> str:
     """The directory or Hub id of the transformer itself, which sentence-transformers may keep in a folder inside."""
     return str(transformer_in(Path(name)) or name)
 
@@ -128,7 +128,7 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedT
     from transformers import AutoTokenizer
 
     path = Path(name)
-    where, inside = (path.parent, {"gguf_file": path.name}) if _is_gguf(name) else (_place_of(name), {})
+    where, inside = (path.parent, {"gguf_file": path.name}) if _is_gguf(name) else (_transformer_of(name), {})
     with _told(f"Cannot load a tokenizer from '{name}'", local=path.exists()):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             str(where), trust_remote_code=trust_remote_code, **inside

@@ -19,8 +19,8 @@ from shearling.data import load_rows
 from shearling.engine.hooks import device_of, frozen
 from shearling.errors import DataError, InputError
 from shearling.evaluation import metrics
-from shearling.evaluation.exam import Exam, make_exam, predict, reader_of
-from shearling.evaluation.scores import Reader, score
+from shearling.evaluation.exam import Exam, make_exam, output_reader, predict
+from shearling.evaluation.scores import OutputReader, score
 from shearling.latency.timing import Times, device_name, in_turns
 from shearling.sample.batch import IGNORED
 from shearling.sample.read import sample_of
@@ -156,9 +156,9 @@ class _Taken:
     def of(cls, exam: Exam, model: PreTrainedModel, stage: str, watcher: Watcher | None) -> _Taken:
         notes: list[Tensor] = []
         seen: list[Batches] = []
-        whole = reader_of(model)
+        whole = output_reader(model)
 
-        def run(batches: Batches, read: Reader | None) -> Tensor:
+        def run(batches: Batches, read: OutputReader | None) -> Tensor:
             def both(outputs: Any, batch: dict[str, Tensor]) -> Tensor:
                 notes.append(choices(outputs, batch, whole).float().cpu())
                 return (read or whole)(outputs, batch)
@@ -183,7 +183,7 @@ def _read_alike(readers: Sequence[Any], taken: Sequence[_Taken]) -> bool:
     return bool(words[0] == words[1] and np.array_equal(taken[0].batches.order, taken[1].batches.order))
 
 
-def choices(outputs: Any, batch: dict[str, Tensor], read: Reader) -> Tensor:
+def choices(outputs: Any, batch: dict[str, Tensor], read: OutputReader) -> Tensor:
     """What the model says, one row per decision: [n, 1] classes or numbers, [n, 2] spans, [n, D] embeddings.
 
     read  gives the embeddings of a model without a head

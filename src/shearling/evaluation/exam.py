@@ -22,7 +22,7 @@ from shearling.engine.hooks import device_of, frozen
 from shearling.engine.progress import Progress
 from shearling.errors import DataError, InputError, ModelError
 from shearling.evaluation.scores import Evaluation as Evaluation
-from shearling.evaluation.scores import Questions, Reader, score
+from shearling.evaluation.scores import OutputReader, Questions, score
 from shearling.models.pooling import pool, pooling_of
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Exam(Questions):
         """Score one model, where it is unless another device is given; it is left as it was."""
         began = time.perf_counter()
 
-        def run(batches: Batches, read: Reader | None) -> torch.Tensor:
+        def run(batches: Batches, read: OutputReader | None) -> torch.Tensor:
             return predict(model, batches, read=read, device=device, compile=compile, progress=progress)
 
         return replace(score(self, run), seconds=time.perf_counter() - began, rows=self.fingerprint)
@@ -140,7 +140,7 @@ def make_exam(
     )
 
 
-def reader_of(model: PreTrainedModel) -> Reader:
+def output_reader(model: PreTrainedModel) -> OutputReader:
     """What this model says about each example, whatever its head.
 
     Logits [examples, classes] or [examples, tokens, classes]; start and end logits stacked to [examples, tokens, 2];
@@ -163,14 +163,14 @@ def predict(
     model: PreTrainedModel,
     batches: Sequence[Tensors],
     *,
-    read: Reader | None = None,
+    read: OutputReader | None = None,
     device: str | torch.device | None = "auto",
     compile: bool = False,  # noqa: A002
     progress: Progress | None = None,
 ) -> torch.Tensor:
     """What `read` takes from the outputs, on the CPU in float32, one row per example in the order of the data.
 
-    Without `read`, what `reader_of` the model gives.
+    Without `read`, what `output_reader` the model gives.
 
     Batches that do not know their order (any list of dicts) keep the one they come in. Where examples differ in
     length, the shorter are filled with zeros.
@@ -178,7 +178,7 @@ def predict(
     if not batches:
         raise DataError("there are no batches to run the model on; give at least one")
     parts: list[torch.Tensor] = []
-    read = read or reader_of(model)
+    read = read or output_reader(model)
     with _ready(model, device) as place:
         forward = torch.compile(model, dynamic=True) if compile else model
         for done, batch in enumerate(batches, start=1):

@@ -25,9 +25,9 @@ from shearling.evaluation import metrics, ranking
 from shearling.sample.batch import IGNORED
 
 # What to keep of the outputs of a batch, one row per example.
-Reader = Callable[[Any, Tensors], torch.Tensor]
+OutputReader = Callable[[Any, Tensors], torch.Tensor]
 # Gives the predictions for batches in the order of the data; without a reader, the logits or embeddings.
-Run = Callable[[Batches, Reader | None], torch.Tensor]
+Predict = Callable[[Batches, OutputReader | None], torch.Tensor]
 
 _LM_TOKENS = 4096  # in a batch: logits over the vocabulary are large
 _QUERIES = 256  # compared with all passages at a time
@@ -99,17 +99,17 @@ class Questions:
         """Padded and stacked; all examples unless some are given."""
         return self.encoder.batches(self.examples if examples is None else examples, self.batch_size)
 
-    def embed_passages(self, run: Run) -> torch.Tensor:
+    def embed_passages(self, run: Predict) -> torch.Tensor:
         """The index that a model makes: embeddings of all passages, [passages, D]."""
         return run(self.batches(self.encoder.embed(self.search.passages, "document")), None)
 
 
-def score(asked: Questions, run: Run) -> Evaluation:
+def score(asked: Questions, run: Predict) -> Evaluation:
     """Run the model on the rows and compare with their labels."""
     return _SCORERS[asked.task.kind](asked, run)
 
 
-def _score_search(asked: Questions, run: Run) -> Evaluation:
+def _score_search(asked: Questions, run: Predict) -> Evaluation:
     """Rank all passages for every query; the mean of each metric over the queries."""
     search = asked.search
     queries = run(asked.batches(asked.encoder.embed(search.queries, "query")), None)
@@ -146,7 +146,7 @@ def _search_metrics(search: Judged, ranked: list[NDArray[np.int64]]) -> dict[str
     return {name: float(np.mean(values)) for name, values in scores.items()}
 
 
-def _score_rerank(asked: Questions, run: Run) -> Evaluation:
+def _score_rerank(asked: Questions, run: Predict) -> Evaluation:
     """Order the candidates of every query by the model's score."""
     pairs = candidates(asked.rows, asked.task, asked.encoder.text_columns, asked.encoder.label_column)
     guess = run(asked.batches(), None)[:, 0].numpy()
@@ -169,7 +169,7 @@ def _score_rerank(asked: Questions, run: Run) -> Evaluation:
     return _main(asked, means | {"auc": ranking.auc(gold > 0, guess)}, len(groups))
 
 
-def _score_classes(asked: Questions, run: Run) -> Evaluation:
+def _score_classes(asked: Questions, run: Predict) -> Evaluation:
     gold = asked.examples.values["labels"]
     guess = run(asked.batches(), None).argmax(dim=-1).numpy()
     scores = {"accuracy": metrics.accuracy(gold, guess)}
@@ -178,12 +178,12 @@ def _score_classes(asked: Questions, run: Run) -> Evaluation:
     return _main(asked, scores, len(asked.rows))
 
 
-def _score_regression(asked: Questions, run: Run) -> Evaluation:
+def _score_regression(asked: Questions, run: Predict) -> Evaluation:
     guess = run(asked.batches(), None)[:, 0].numpy()
     return _correlation(asked, asked.examples.values["labels"], guess)
 
 
-def _score_embeddings(asked: Questions, run: Run) -> Evaluation:
+def _score_embeddings(asked: Questions, run: Predict) -> Evaluation:
     rows, task = asked.rows, asked.task
     if len(asked.examples) != 2 * len(rows):
         raise DataError(f"task {task.name} scores pairs, but {rows.source} has one text column; name two")
@@ -202,7 +202,7 @@ def _main(asked: Questions, scores: dict[str, float], examples: int) -> Evaluati
     return asked.result(points.pop(asked.task.metric), examples=examples, extra=points)
 
 
-def _score_tags(asked: Questions, run: Run) -> Evaluation:
+def _score_tags(asked: Questions, run: Predict) -> Evaluation:
     """Entity F1; where the tags spell no entities (parts of speech), the accuracy per word."""
     guess = run(asked.batches(), _best_class)[..., 0].numpy()
     names = {int(index): str(name) for index, name in asked.encoder.config.id2label.items()}
@@ -227,7 +227,7 @@ def _best_class(outputs: Any, batch: Tensors) -> torch.Tensor:
     return torch.where(logits.isfinite().all(dim=-1), best, torch.nan)[..., None]
 
 
-def _score_answers(asked: Questions, run: Run) -> Evaluation:
+def _score_answers(asked: Questions, run: Predict) -> Evaluation:
     encoder, rows = asked.encoder, asked.rows
     questions, contexts = encoder.texts(rows)
     gold = read_answers(rows, require_label_column(rows, encoder.task, encoder.label_column))
@@ -250,7 +250,7 @@ def _score_answers(asked: Questions, run: Run) -> Evaluation:
     return asked.result(100 * float(f1.mean()), em=100 * float(em.mean()), extra=extra)
 
 
-def _score_text(asked: Questions, run: Run) -> Evaluation:
+def _score_text(asked: Questions, run: Predict) -> Evaluation:
     encoder = asked.encoder
     batches = encoder.batches(asked.examples, min(asked.batch_size, max(1, _LM_TOKENS // encoder.max_length)))
     causal = not fills_blanks(encoder.tokenizer, encoder.config)
@@ -274,7 +274,7 @@ def _losses(logits: torch.Tensor, labels: torch.Tensor, *, causal: bool) -> torc
     return torch.stack([torch.stack(losses), (labels != IGNORED).sum(dim=1)], dim=1)
 
 
-_SCORERS: dict[Kind, Callable[[Questions, Run], Evaluation]] = {
+_SCORERS: dict[Kind, Callable[[Questions, Predict], Evaluation]] = {
     "classification": _score_classes,
     "regression": _score_regression,
     "token-classification": _score_tags,

@@ -30,15 +30,15 @@ TEXTS = (
 
 
 def inputs_from_rows(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Any, task: Any, *, max_length: int | None = None,
-    samples: int = EXAMPLES, seed: int = 0,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Any, task: Any, *, samples: int = EXAMPLES,
+    seed: int = 0,
 ) -> list[Inputs]:  # fmt: skip
     """Batches of real examples; the first has several, the last is a single example."""
     from shearling.data import encode
 
     batches = encode(
-        rows, tokenizer, task, model_config=model.config, max_length=max_length, batch_size=16, samples=samples,
-        labels="ignore", seed=seed,
+        rows, tokenizer, task, model_config=model.config, batch_size=16, samples=samples, labels="ignore",
+        seed=seed,
     )  # fmt: skip
     return _tried(model, [dict(batch) for batch in batches])
 

@@ -29,6 +29,7 @@ Run = Callable[[], object]
 
 HEAD_START = 2e9  # clock ticks a second, about: how long a GPU is kept waiting so that the host gets ahead of it
 LONGEST_WAIT = 2.0  # seconds
+LONGEST_TURNS = 20.0  # seconds, about
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ def _by_events(run: Run, device: torch.device) -> float:
     return float(start.elapsed_time(end)) / 1e3
 
 
-def in_turns(runs: Sequence[Run], device: torch.device, *, rounds: int = 15, seconds: float = 20.0) -> list[Times]:
+def in_turns(runs: Sequence[Run], device: torch.device, *, rounds: int = 15) -> list[Times]:
     """Every run once a round, in an order that turns around, after a warm-up: for comparing a few of them."""
     for run in [*runs, *runs]:
         wall(run, device)
@@ -144,7 +145,7 @@ def in_turns(runs: Sequence[Run], device: torch.device, *, rounds: int = 15, sec
         order = range(len(runs)) if number % 2 == 0 else reversed(range(len(runs)))
         for index in order:
             values[index].append(wall(runs[index], device))
-        if number >= 4 and time.perf_counter() - begin > seconds:
+        if number >= 4 and time.perf_counter() - begin > LONGEST_TURNS:
             break
     return [Times.of(v) for v in values]
 

@@ -132,7 +132,7 @@ def compare(
     times = _times(models, batches, rounds)
     sides = [
         Compared(name, one.value, one.em, disk_bytes(name, model), parameters(model), _macs(model, one.batches),
-             1e3 * time.median, 1e3 * time.spread, tuple(next(iter(batch.values())).shape))
+                 1e3 * time.median, 1e3 * time.spread, tuple(next(iter(batch.values())).shape))
         for name, model, one, time, batch in zip(names, models, taken, times, batches, strict=True)
     ]  # fmt: skip
     return Comparison(

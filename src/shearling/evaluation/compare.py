@@ -22,7 +22,7 @@ from shearling.evaluation import metrics
 from shearling.evaluation.exam import Exam, make_exam, output_reader, predict
 from shearling.evaluation.scores import OutputReader, score
 from shearling.latency.timing import Times, device_name, in_turns
-from shearling.sample.batch import IGNORED
+from shearling.sample.batch import IGNORED, LABELS
 from shearling.sample.read import sample_of
 
 if TYPE_CHECKING:
@@ -228,8 +228,7 @@ def disk_bytes(name: str, model: PreTrainedModel) -> int:
 
 def _typical(batches: Batches) -> dict[str, Tensor]:
     """The middle batch without its labels: they are sorted by length."""
-    batch = batches[len(batches) // 2]
-    return sample_of([batch]).some(len(next(iter(batch.values())))).inputs
+    return {name: tensor for name, tensor in batches[len(batches) // 2].items() if name not in LABELS}
 
 
 def _macs(model: PreTrainedModel, batches: Batches) -> int:

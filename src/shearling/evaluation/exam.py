@@ -24,11 +24,10 @@ from shearling.errors import DataError, InputError, ModelError
 from shearling.evaluation.scores import Evaluation as Evaluation
 from shearling.evaluation.scores import OutputReader, Questions, score
 from shearling.models.pooling import pool, pooling_of
+from shearling.sample.batch import LABELS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-_TARGETS = ("labels", "start_positions", "end_positions")
 
 
 def evaluate(
@@ -183,7 +182,7 @@ def predict(
         forward = torch.compile(model, dynamic=True) if compile else model
         for done, batch in enumerate(batches, start=1):
             moved = {name: tensor.to(place) for name, tensor in batch.items()}
-            outputs = forward(**{name: tensor for name, tensor in moved.items() if name not in _TARGETS})
+            outputs = forward(**{name: tensor for name, tensor in moved.items() if name not in LABELS})
             part = read(outputs, moved)
             parts.append(part.float().cpu())
             if progress is not None:

@@ -34,9 +34,8 @@ import shearling
 from shearling.engine.hooks import device_of, frozen
 from shearling.engine.precision import DTYPES
 from shearling.latency.inputs import example_inputs
-from shearling.latency.runtime import RUNTIMES as TABLES
-from shearling.latency.runtime import check_runtime, runner
-from shearling.latency.timing import in_turns
+from shearling.latency.timing import check_runtime, in_turns, runner
+from shearling.schema import RUNTIMES as TABLES
 
 Run = Callable[[], object]
 
@@ -62,16 +61,17 @@ def reduce_overhead(model: Any, inputs: dict[str, torch.Tensor], folder: Path) -
 
 
 def onnx(model: Any, inputs: dict[str, torch.Tensor], folder: Path) -> Run:
+    from shearling.export.formats import Job
     from shearling.export.graph import reference
-    from shearling.export.onnx import open_runner, require, write
+    from shearling.export.table import find_format
 
-    require()
+    _, kind = find_format("onnx")
     if device_of(model).type != "cpu" or model.dtype != torch.float32:
         raise RuntimeError("ONNX Runtime is timed on the CPU in float32 only")
     path = folder / f"{id(model)}.onnx"
     small = {k: torch.cat([v[:1], v[:1]]) for k, v in inputs.items()}  # a batch of 1 would be taken for a fixed size
-    write(copy.deepcopy(model), small, list(reference(model, [small])[0]), path, precision="float32")
-    return partial(open_runner(path), inputs)
+    kind.write(Job(copy.deepcopy(model), small, list(reference(model, [small])[0]), path))
+    return partial(kind.open_runner(path), inputs)
 
 
 RUNTIMES = {"eager": eager, "graphs": graphs, "compile": compiled, "reduce-overhead": reduce_overhead, "onnx": onnx}

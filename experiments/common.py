@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from shearling.checkpoint.pretrained import device_of, load_model, load_tokenizer
+from shearling.checkpoint.pretrained import load_model, load_tokenizer, named_device
 from shearling.data import Rows, encode, find_task, read_rows
 from shearling.evaluation.exam import Exam, make_exam
 from shearling.latency.timing import device_name
@@ -234,7 +234,7 @@ def execute(name: str, experiment: Callable[[Lab], Iterator[Row]], lab: Lab) -> 
             "samples": lab.samples,
             "seeds": list(lab.seeds),
             "limit": lab.limit,
-            "device": device_name(device_of(lab.device)),
+            "device": device_name(named_device(lab.device)),
         },
         "seconds": round(time.monotonic() - began, 2),
         "rows": rows,
@@ -287,7 +287,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 
 def lab_of(options: argparse.Namespace, deadline: float | None = None) -> Lab:
-    gpu = device_of(options.device).type != "cpu"
+    gpu = named_device(options.device).type != "cpu"
     return Lab(
         options.models, options.data, options.out, options.device, options.tasks.split(","),
         [int(seed) for seed in options.seeds.split(",")], options.samples, options.limit,

@@ -31,7 +31,7 @@ from shearling.evaluation.exam import Exam, make_exam
 from shearling.latency.timing import device_name, in_turns
 from shearling.models.pooling import pooling_of, set_pooling
 from shearling.pipeline import Plan, measure
-from shearling.report.chart import Level, Point, Series, chart
+from shearling.report.charts import Level, Point, Series, chart
 from shearling.surgeon.measure import measure as curvatures
 from shearling.surgeon.order import order
 

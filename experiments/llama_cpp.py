@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--dense", required=True)
     parser.add_argument("--pruned", required=True)
     parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--precisions", default=",".join(gguf.PRECISIONS))
+    parser.add_argument("--precisions", default=",".join(gguf.FILE_TYPES))
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "llama_cpp.json")
     options = parser.parse_args()
     if not has_llama_cpp():

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from common import PAPER, SURGEON, Lab, Row, aligned, main
 
-from shearling.checkpoint.pretrained import device_of
+from shearling.checkpoint.pretrained import named_device
 from shearling.pipeline import measure
 from shearling.sample.read import sample_of
 from shearling.sample.sample import Sample
@@ -25,7 +25,7 @@ def rows(lab: Lab) -> Iterator[Row]:
     sample = _sample(lab.samples, lab.batch_size)
     warm = sample.first(lab.batch_size)  # for a first run that is not timed
     for shape in ("bert-base", "distilbert-base"):
-        model = _model(shape).to(device_of(lab.device))
+        model = _model(shape).to(named_device(lab.device))
         for method in (SURGEON, PAPER):
             lab.check_time()
             measure(model, warm, method=method).prune(flops=FLOPS)

@@ -11,7 +11,6 @@ import pytest
 from shearling import costs, schema
 from shearling.engine import precision
 from shearling.errors import CheckpointError, InputError
-from shearling.latency import runtime
 from shearling.schema.rules import COUNT, TEXT, Rule, integer, mapping, number, one_of, or_none, record, several
 
 RULES: dict[str, tuple[Rule, list[Any], list[Any]]] = {
@@ -42,7 +41,6 @@ def test_a_complaint_says_where_and_what() -> None:
 def test_names_are_those_of_the_modules_that_own_them() -> None:
     assert schema.KINDS == costs.KINDS
     assert set(schema.DTYPES) == set(precision.DTYPES)
-    assert schema.RUNTIMES == runtime.RUNTIMES
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'"\\ud800"', b"[1]"])

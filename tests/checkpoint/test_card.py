@@ -55,7 +55,7 @@ def test_the_base_is_found_again_from_the_checkpoint(pruned: Path, dense: Path, 
 
 def test_a_score_goes_into_record_and_card(folder: Path) -> None:
     add_evaluation(folder, SCORE | {"value": 12.0})
-    add_evaluation(folder, SCORE, dense={"value": 92.5})
+    add_evaluation(folder, SCORE | {"dense": 92.5})
     record = read_record(folder)
     assert record["evaluations"] == [SCORE | {"dense": 92.5}]
     text = (folder / "README.md").read_text()

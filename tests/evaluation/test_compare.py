@@ -14,7 +14,7 @@ from folders import TEXTS, rows_file
 from shearling.checkpoint.pretrained import load_model, load_tokenizer
 from shearling.cli import run as command
 from shearling.evaluation.compare import Agreement, Comparison, agreement, choices, compare
-from shearling.evaluation.exam import reader_of
+from shearling.evaluation.exam import output_reader
 
 
 def test_two_models_side_by_side(dense: Path, pruned: Path, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_missing_data_is_wrong_use(dense: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_choices_of_every_head() -> None:
-    said = partial(choices, read=reader_of(torch.nn.Identity()))  # type: ignore[arg-type]
+    said = partial(choices, read=output_reader(torch.nn.Identity()))  # type: ignore[arg-type]
     mask = torch.tensor([[1, 1, 1], [1, 1, 0]])
     batch = {"attention_mask": mask}
     logits = torch.tensor([[0.0, 1.0], [2.0, 1.0]])

@@ -258,7 +258,7 @@ def test_nan_outputs_are_an_error_and_the_model_is_restored(kind):
 def test_wrong_use():
     model = build(BertForSequenceClassification, bert_config())
     rows = Rows({"text": TEXTS, "label": [0] * 30})
-    with pytest.raises(InputError, match="device nonsense cannot be used"):
+    with pytest.raises(InputError, match="No device 'nonsense' here"):
         evaluate(model, bert_tokenizer(), rows, device="nonsense")
     with pytest.raises(ModelError, match="needs a model for question-answering"):
         evaluate(model, bert_tokenizer(), rows, "squad")

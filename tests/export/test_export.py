@@ -23,7 +23,7 @@ from tiny import batches_of, inputs_of, model_of
 
 
 def needs_onnx() -> None:
-    for name in FORMATS["onnx"].NEEDED:
+    for name in FORMATS["onnx"].needed:
         pytest.importorskip(name, reason="the ONNX tests need shearling[export]")
 
 

@@ -64,7 +64,7 @@ def written(model: Any, path: Path, precision: str = "float16") -> Path:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("precision", kind.PRECISIONS)
+@pytest.mark.parametrize("precision", list(kind.FILE_TYPES))
 @pytest.mark.parametrize(
     ("family", "changes"),
     [

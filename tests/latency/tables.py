@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shearling.latency.table import Entry, Table, shape_of
+from shearling.latency.table import Entry, Table, shapes_in
 from shearling.models.structure import Structure
 
 HEADS = {0: 0.0, 1: 2.0, 2: 3.0, 3: 3.0, 4: 5.0}
@@ -25,7 +25,7 @@ def table_of(
     for number, times in ((0, heads), (1, filters)):
         seconds = [1e-3 * t for t in times.values()]
         host = [0.0] + [4e-3] * (len(times) - 1) if launch else None
-        entries.append(Entry(*shape_of(structure, number), list(times), seconds, [0.0] * len(times), host))
+        entries.append(Entry(*shapes_in(structure)[number], list(times), seconds, [0.0] * len(times), host))
     layers = len(structure.sizes)
     return Table(
         device=device,

@@ -14,7 +14,7 @@ import shearling
 from latency.tables import FILTERS, HEADS, table_of
 from shearling.errors import ConstraintError, TableError
 from shearling.latency import meet as module
-from shearling.latency.limits import latency_limits
+from shearling.latency.meet import latency_limits
 from shearling.latency.timing import in_turns
 from shearling.methods import Paper, allocate_counts
 from shearling.models.structure import structure_of

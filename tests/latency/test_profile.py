@@ -10,12 +10,11 @@ import torch
 
 from shearling.errors import InputError
 from shearling.latency import profile as module
-from shearling.latency.fits import check_fits
-from shearling.latency.grid import counts_to_time
 from shearling.latency.inputs import example_inputs
 from shearling.latency.profile import profile
+from shearling.latency.table import check_fits
 from shearling.latency.timing import Reading
-from shearling.latency.variants import shapes_of, shortened, with_units
+from shearling.latency.variants import counts_to_time, shapes_of, shortened, with_units
 from shearling.models.shrink import shrink
 from shearling.models.structure import structure_of
 from tiny import batches_of, inputs_of, model_of

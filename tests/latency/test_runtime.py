@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from shearling.errors import InputError
-from shearling.latency import runtime as module
-from shearling.latency.runtime import runner
+from shearling.latency import timing as module
+from shearling.latency.timing import runner
 from tiny import batches_of, inputs_of, model_of
 
 

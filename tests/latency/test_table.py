@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from latency.tables import table_of
 from shearling.errors import TableError
-from shearling.latency.fits import check_fits
-from shearling.latency.table import load_table, steadied, without_noise
+from shearling.latency.fit import steadied, without_noise
+from shearling.latency.table import check_fits, load_table
 from shearling.models.structure import structure_of
 from tiny import SMALL, model_of
 

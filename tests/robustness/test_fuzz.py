@@ -29,7 +29,7 @@ from shearling.checkpoint.plan import read_plan
 from shearling.checkpoint.pretrained import check_prunable, load_model
 from shearling.cli import run
 from shearling.data import encode, read_rows
-from shearling.latency.fits import check_fits
+from shearling.latency.table import check_fits
 from shearling.models.structure import structure_of
 from shearling.report.page import model_page
 from shearling.report.text import plain

@@ -37,18 +37,15 @@ def write_companions(source: Any, model: PreTrainedModel, folder: Path) -> bool:
 
     source  a directory, an id on the Hub that is in the cache, or a tokenizer or processor
     """
-    if source is None:
-        origin = found_locally(getattr(model, "name_or_path", None) or "")
+    if source is None or isinstance(source, (str, os.PathLike)):
+        origin = found_locally((getattr(model, "name_or_path", None) or "") if source is None else source)
         if origin is not None:
             copy_companions(origin, folder)
-    elif isinstance(source, (str, os.PathLike)):
-        origin = found_locally(source)
-        if origin is None:
+        elif source is not None:
             raise OutputError(
                 f"source={str(source)!r} is no directory here and not in the cache of the Hub, so there is no "
                 "tokenizer to save with the model. Give a directory, or the tokenizer itself: source=tokenizer."
             )
-        copy_companions(origin, folder)
     else:
         source.save_pretrained(folder)  # a tokenizer or processor
     found = any(True for pattern in READERS for _ in folder.glob(pattern))

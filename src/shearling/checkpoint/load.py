@@ -97,11 +97,17 @@ def check_index(folder: Path) -> None:
 
 
 def _model_class(config: dict[str, Any], folder: Path) -> Any:
-    import transformers
-
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    found = getattr(transformers, name, None) if isinstance(name, str) else None
-    if not (isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)):
+    found = class_named(name)
+    if found is None:
         raise CheckpointError(f"{folder}/config.json names the model class {name!r}, which transformers does not have.")
     return found
+
+
+def class_named(name: Any) -> Any:
+    """The model class of transformers with this name; None where there is none."""
+    import transformers
+
+    found = getattr(transformers, name, None) if isinstance(name, str) else None
+    return found if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) else None

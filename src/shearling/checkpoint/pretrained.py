@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shearling.checkpoint.load import check_files, check_index, check_weights
+from shearling.checkpoint.load import check_files, check_index, check_weights, class_named
 from shearling.checkpoint.sentence import attach_pooling, is_embedder, transformer_in
 from shearling.engine.precision import DTYPES
 from shearling.engine.silence import quiet_transformers
@@ -36,11 +36,10 @@ def load_model(
     pooling  of an embedding model, where its files do not say it
     """
     if _is_gguf(name):
-        return _load_gguf(Path(name), device_of(device), dtype_of(dtype) or torch.float32)
-    sentence = transformer_in(Path(name))
-    path = sentence or Path(name)
+        return _load_gguf(Path(name), named_device(device), dtype_of(dtype) or torch.float32)
     config = load_config(name, trust_remote_code=trust_remote_code)
-    given, name = name, name if sentence is None else str(sentence)
+    given, name = name, _transformer_of(name)
+    path = Path(name)
     check_index(path)
     record = check_files(path)[0] if (path / RECORD).is_file() else None
     with _told(f"Cannot load the model '{name}'", local=path.exists()):
@@ -64,7 +63,7 @@ def load_model(
         check_weights(model, set(), record, path)
     if bare:
         attach_pooling(model, given, pooling)
-    loaded: PreTrainedModel = model.eval().to(device_of(device))
+    loaded: PreTrainedModel = model.eval().to(named_device(device))
     return loaded
 
 
@@ -72,17 +71,19 @@ def load_config(name: str, *, trust_remote_code: bool = False) -> Any:
     """The configuration of a model directory or of an id on the Hub; no weight is read."""
     from transformers import AutoConfig
 
-    sentence = transformer_in(Path(name))
-    path = sentence or Path(name)
+    path = Path(_transformer_of(name))
     if path.exists() and not (path / "config.json").is_file():
         raise ModelError(f"{name} has no config.json: it is not a model directory.")
     with _told(f"Cannot load the model '{name}'", local=path.exists()):
-        config = AutoConfig.from_pretrained(
-            name if sentence is None else str(sentence), trust_remote_code=trust_remote_code
-        )
+        config = AutoConfig.from_pretrained(_transformer_of(name), trust_remote_code=trust_remote_code)
     if is_embedder(name):
         config.architectures = None  # what it was made from may have had a head; sentences have none
     return config
+
+
+def _transformer_of(name: str) -> str:
+    """The directory or Hub id of the transformer itself, which sentence-transformers may keep in a folder inside."""
+    return str(transformer_in(Path(name)) or name)
 
 
 def check_prunable(name: str, *, trust_remote_code: bool = False) -> None:
@@ -127,7 +128,7 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedT
     from transformers import AutoTokenizer
 
     path = Path(name)
-    where, inside = (path.parent, {"gguf_file": path.name}) if _is_gguf(name) else (transformer_in(path) or name, {})
+    where, inside = (path.parent, {"gguf_file": path.name}) if _is_gguf(name) else (_transformer_of(name), {})
     with _told(f"Cannot load a tokenizer from '{name}'", local=path.exists()):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             str(where), trust_remote_code=trust_remote_code, **inside
@@ -157,7 +158,7 @@ def load_reader(name: str, model: PreTrainedModel, *, trust_remote_code: bool = 
         return found.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
-def device_of(name: str) -> torch.device:
+def named_device(name: str) -> torch.device:
     """`auto` is the GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -189,8 +190,7 @@ def _class_of(config: Any, name: str, *, trusted: bool) -> Any:
     served = [auto for auto, reference in own.items() if str(reference).split(".")[-1] == names[0]]
     if served and trusted:
         return getattr(transformers, served[0])  # an `AutoModelFor...`, which fetches the class
-    found = getattr(transformers, names[0], None)
-    if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
+    if (found := class_named(names[0])) is not None:
         return found
     hint = " Its code comes with it; --trust-remote-code runs that." if served else ""
     raise ModelError(

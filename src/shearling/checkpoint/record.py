@@ -24,29 +24,27 @@ def base_of(folder: Path) -> str | None:
     return str(path) if is_model and path.resolve() != folder.resolve() else None
 
 
-def add_evaluation(folder: Path, evaluation: dict[str, Any], *, dense: dict[str, Any] | None = None) -> dict[str, Any]:
+def add_evaluation(folder: Path, evaluation: dict[str, Any]) -> dict[str, Any]:
     """Write a score into the record and the model card; a later one of the same task takes its place."""
+    return _add(folder, "evaluations", "task", evaluation)
+
+
+def add_export(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
+    """Write an exported file into the record and the model card; a later one of the same file takes its place."""
+    return _add(folder, "exports", "out", entry)
+
+
+def _add(folder: Path, field: str, key: str, entry: dict[str, Any]) -> dict[str, Any]:
+    """Bring the model card up to date, then the record; `key` tells which entry of the field is replaced."""
     record = read_record(folder)
-    entry = dict(evaluation) | ({} if dense is None else {"dense": dense["value"]})
-    others = [e for e in record.get("evaluations", []) if e.get("task") != entry["task"]]
-    return _update(folder, record, record | {"evaluations": [*others, entry]})
-
-
-def _update(folder: Path, record: dict[str, Any], updated: dict[str, Any]) -> dict[str, Any]:
-    """Bring the model card up to date, then the record."""
+    others = [other for other in record.get(field, []) if other.get(key) != entry[key]]
+    updated = record | {field: [*others, entry]}
     card = folder / "README.md"
     with writing(card):
         text = card.read_text(encoding="utf-8") if card.is_file() else ""
     write_whole(card, refreshed(text, record, updated))
     write_whole(folder / RECORD, json.dumps(updated, indent=1) + "\n")
     return updated
-
-
-def add_export(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
-    """Write an exported file into the record and the model card; a later one of the same file takes its place."""
-    record = read_record(folder)
-    others = [e for e in record.get("exports", []) if e.get("out") != entry["out"]]
-    return _update(folder, record, record | {"exports": [*others, entry]})
 
 
 def write_page(record: dict[str, Any], folder: Path, path: Path, *, force: bool = False) -> None:

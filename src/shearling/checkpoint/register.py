@@ -64,7 +64,7 @@ _REGISTERED: dict[str, Callable[[], None]] = {
 
 
 class _Waiting(importlib.abc.MetaPathFinder):
-    """Finds nothing itself; wraps the loader of the one module it waits for."""
+    """Finds nothing itself; changes the loader of the one module it waits for."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -77,19 +77,16 @@ class _Waiting(importlib.abc.MetaPathFinder):
         sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _ThenRegister(spec.loader, _REGISTERED[fullname])
+            _run_after(spec.loader, _REGISTERED[fullname])
         return spec
 
 
-class _ThenRegister(importlib.abc.Loader):
-    """Executes the module as its own loader would, then registers."""
+def _run_after(loader: Any, register: Callable[[], None]) -> None:
+    """Have the loader register once it has executed its module."""
+    execute = loader.exec_module
 
-    def __init__(self, loader: importlib.abc.Loader, register: Callable[[], None]) -> None:
-        self._loader, self._register = loader, register
+    def exec_module(module: ModuleType) -> None:
+        execute(module)
+        register()
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        self._register()
+    loader.exec_module = exec_module

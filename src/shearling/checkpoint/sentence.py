@@ -25,22 +25,15 @@ if TYPE_CHECKING:
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 POOLING = "1_Pooling/config.json"  # where no list of modules says otherwise
-# The modes of sentence-transformers by our names; older files have one flag a mode, in this order of concatenation.
-_MODES: dict[str, Mode] = {
-    "cls": "cls",
-    "max": "max",
-    "mean": "mean",
-    "mean_sqrt_len_tokens": "mean_sqrt_len",
-    "weightedmean": "weighted_mean",
-    "lasttoken": "last",
-}
-_FLAGS = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-    "pooling_mode_weightedmean_tokens": "weightedmean",
-    "pooling_mode_lasttoken": "lasttoken",
+# The modes of sentence-transformers, our names, and the flags (`pooling_mode_...`) that older files have instead; in
+# the order of concatenation.
+_MODES: dict[str, tuple[Mode, str]] = {
+    "cls": ("cls", "cls_token"),
+    "max": ("max", "max_tokens"),
+    "mean": ("mean", "mean_tokens"),
+    "mean_sqrt_len_tokens": ("mean_sqrt_len", "mean_sqrt_len_tokens"),
+    "weightedmean": ("weighted_mean", "weightedmean_tokens"),
+    "lasttoken": ("last", "lasttoken"),
 }
 _IGNORED = ("Dropout",)  # modules that change nothing outside training
 
@@ -155,12 +148,12 @@ def modes_of(config: dict[str, Any], where: str) -> tuple[Mode, ...]:
     """The modes of a Pooling module's configuration, in either way of writing them."""
     given = config.get("pooling_mode")
     if given is None:
-        given = [mode for flag, mode in _FLAGS.items() if config.get(flag)] or ["mean"]
+        given = [mode for mode, (_, flag) in _MODES.items() if config.get(f"pooling_mode_{flag}")] or ["mean"]
     names = [given] if isinstance(given, str) else list(given)
     unknown = [name for name in names if name not in _MODES]
     if unknown:
         raise ModelError(f"{where} asks for the pooling {unknown[0]!r}; shearling knows {', '.join(_MODES)}.")
-    return tuple(_MODES[name] for name in names)
+    return tuple(_MODES[name][0] for name in names)
 
 
 def _projection(name: str, path: str) -> Projection:

@@ -1,4 +1,4 @@
-"""Data: files and data sets become rows, rows of a task become batches, predictions become metrics.
+"""Data: files and data sets become rows, rows of a task become batches.
 
 rows.py       Rows, the table that everything else reads
 files.py      local files -> Rows
@@ -12,11 +12,9 @@ media.py      images and sound: folders and columns of them, through the model's
 batches.py    padding and stacking
 encoder.py    Rows -> model inputs, for each kind of task
 encode.py     Rows -> a sample of batches
-metrics.py    numbers from labels and predictions
-scores.py     the score of a task
 """
 
-from shearling.data.batches import Batch, Batches
+from shearling.data.batches import Batches, Tensors
 from shearling.data.encode import encode
 from shearling.data.files import read_rows
 from shearling.data.hub import load_rows, load_task_rows
@@ -25,10 +23,10 @@ from shearling.data.tasks import TASKS, Task, find_task, infer_task
 
 __all__ = [
     "TASKS",
-    "Batch",
     "Batches",
     "Rows",
     "Task",
+    "Tensors",
     "as_rows",
     "encode",
     "find_task",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from shearling.data.batches import Batches, Tokenized, joined, make_batches
+from shearling.data.batches import Batches, Tokenized, make_batches
 from shearling.data.columns import (
     find_label_column,
     find_text_columns,
@@ -103,11 +103,11 @@ def make_encoder(
     pooling: Pooling = GUESS,
 ) -> Encoder:
     """Check the length against the model and fill in that of the task."""
-    from shearling.data.media import make_media_encoder, medium_of  # it builds on this module
+    from shearling.data.media import MediaEncoder, medium_of  # it builds on this module
 
     task = find_task(task)
     if medium_of(tokenizer):
-        return make_media_encoder(Encoder(tokenizer, task, config, 0, labels, text_columns, label_column, seed))
+        return MediaEncoder(tokenizer, task, config, 0, labels, text_columns, label_column, seed)
     limit = _length_limit(tokenizer, config)
     if max_length is not None and not 4 <= max_length <= limit:
         raise InputError(f"max_length {max_length} was asked for; this model takes 4 to {limit} tokens")
@@ -151,7 +151,8 @@ def _embedded(encoder: Encoder, rows: Rows) -> Tokenized:
 def _searched(encoder: Encoder, rows: Rows) -> Tokenized:
     """Every query, then every passage, each with the prompt that is meant for it."""
     queries, passages = search_texts(rows, encoder.task, encoder.text_columns)
-    return joined(encoder.embed(queries, "query"), encoder.embed(passages, "document"))
+    first, second = encoder.embed(queries, "query").tokens, encoder.embed(passages, "document").tokens
+    return Tokenized({name: [*first[name], *second[name]] for name in first})
 
 
 def _tokenize_texts(encoder: Encoder, *columns: list[str]) -> Tokenized:

@@ -17,10 +17,8 @@ from os import PathLike
 from pathlib import Path
 from typing import IO, Any
 
-from shearling.data.rows import Rows
+from shearling.data.rows import Rows, columns_of
 from shearling.errors import DataError
-
-_BOM = "\ufeff"
 
 
 def read_rows(path: str | PathLike[str], limit: int | None = None) -> Rows:
@@ -46,10 +44,9 @@ def read_rows(path: str | PathLike[str], limit: int | None = None) -> Rows:
 def read_objects(path: Path) -> Iterator[dict[str, Any]]:
     """The objects of a jsonl file, one a line, whatever keys each of them has."""
     with _damage_reported(path), _open(path) as stream:
-        for number, line in enumerate(_text_lines(stream), start=1):
-            entry = json.loads(line) if line.strip() else {}
+        for place, entry in _objects(stream, path):
             if not isinstance(entry, dict):
-                raise DataError(f"line {number} of {path} is a JSON {type(entry).__name__}; give an object a line")
+                raise DataError(f"{place} is a JSON {type(entry).__name__}; give an object a line")
             if entry:
                 yield entry
 
@@ -105,19 +102,15 @@ Columns = dict[str, list[Any]]
 
 def _text_lines(stream: IO[bytes]) -> Iterator[str]:
     """The lines with their ends kept; a byte-order mark is not part of the text."""
-    text = io.TextIOWrapper(stream, encoding="utf-8", newline="")
-    try:
-        for number, line in enumerate(text):
-            yield line.removeprefix(_BOM) if number == 0 else line
-    finally:
-        if not stream.closed:
-            text.detach()  # it is closed where it was opened
+    with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
+        yield from text
 
 
-def _read_jsonl(stream: IO[bytes], path: Path, limit: int | None) -> Columns:
-    numbered = ((number, line) for number, line in enumerate(_text_lines(stream), start=1) if line.strip())
-    columns: Columns = {}
-    for number, line in itertools.islice(numbered, limit):
+def _objects(stream: IO[bytes], path: Path) -> Iterator[tuple[str, Any]]:
+    """What each line says, after its place; empty lines say nothing."""
+    for number, line in enumerate(_text_lines(stream), start=1):
+        if not line.strip():
+            continue
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
@@ -125,8 +118,11 @@ def _read_jsonl(stream: IO[bytes], path: Path, limit: int | None) -> Columns:
                 f"line {number} of {path} is not JSON ({error.msg} at character {error.pos + 1}); "
                 "give one JSON object a line"
             ) from error
-        _append(columns, record, f"line {number} of {path}")
-    return columns
+        yield f"line {number} of {path}", record
+
+
+def _read_jsonl(stream: IO[bytes], path: Path, limit: int | None) -> Columns:
+    return columns_of(itertools.islice(_objects(stream, path), limit))
 
 
 def _read_json(stream: IO[bytes], path: Path, limit: int | None) -> Columns:
@@ -138,25 +134,7 @@ def _read_json(stream: IO[bytes], path: Path, limit: int | None) -> Columns:
         records = json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(f"line {error.lineno} of {path} is not JSON ({error.msg}); give a list of objects") from error
-    columns: Columns = {}
-    for number, record in enumerate(records[:limit], start=1):
-        _append(columns, record, f"element {number} of {path}")
-    return columns
-
-
-def _append(columns: Columns, record: Any, place: str) -> None:
-    """Add one JSON object to the columns; the first one names them."""
-    if not isinstance(record, dict):
-        raise DataError(f"{place} is a JSON {type(record).__name__}, not an object; write it as {{column: value, ...}}")
-    if not columns:
-        columns.update({name: [] for name in record})
-    if record.keys() != columns.keys():
-        raise DataError(
-            f"{place} has the columns {sorted(record)}, the first row has {sorted(columns)}; "
-            "give every row the same columns (null where a value is missing)"
-        )
-    for name, value in record.items():
-        columns[name].append(value)
+    return columns_of((f"element {n} of {path}", record) for n, record in enumerate(records[:limit], start=1))
 
 
 def _read_csv(stream: IO[bytes], path: Path, limit: int | None) -> Columns:

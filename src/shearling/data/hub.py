@@ -36,6 +36,6 @@ def load_task_rows(task: Task | str, split: Split = "train", *, limit: int | Non
     return as_rows(dataset, limit=limit, source=f"{task.hub.dataset} ({name})")
 
 
-def load_rows(data: str | None, task: Task, *, split: Split = "train", limit: int | None = None) -> Rows:
+def load_rows(data: str | None, task: Task, *, split: Split = "train") -> Rows:
     """Rows from a local file, or from the Hub when the task is a known one and no file is given."""
-    return load_task_rows(task, split, limit=limit) if data is None else read_rows(data, limit)
+    return load_task_rows(task, split) if data is None else read_rows(data)

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from shearling.data.batches import Batch, Batches, Tokenized
+from shearling.data.batches import Batches, Tensors, Tokenized, cut
 from shearling.data.columns import read_classes
 from shearling.data.encoder import Encoder
 from shearling.data.rows import Rows
-from shearling.errors import DataError, InputError
+from shearling.errors import DataError
 
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm")
 SOUNDS = (".wav",)
@@ -47,18 +47,13 @@ def medium_of(processor: Any) -> str | None:
 
 
 @dataclass(frozen=True)
-class Media(Tokenized):
-    """Examples before they are processed: one image or one sound each, under the name `raw`."""
-
-    def __len__(self) -> int:
-        return len(self.tokens["raw"])
-
-
-@dataclass(frozen=True)
 class MediaEncoder(Encoder):
-    """As the encoder of texts, with an image processor or a feature extractor in the tokenizer's place."""
+    """As the encoder of texts, with an image processor or a feature extractor in the tokenizer's place.
 
-    def tokenize(self, rows: Rows) -> Media:
+    An example is one image or one sound, under the name `raw`, until batches are made of it.
+    """
+
+    def tokenize(self, rows: Rows) -> Tokenized:
         """Read every file or column entry; labels where there are some and the task has classes."""
         medium = str(medium_of(self.tokenizer))
         column = self._column(rows, medium)
@@ -68,21 +63,15 @@ class MediaEncoder(Encoder):
         ]
         name = self.label_name(rows) if self.task.kind == "classification" else None
         if name is None or (self.labels == "optional" and not self._knows(rows.column(name))):
-            return Media({"raw": raw})
-        return Media({"raw": raw}, {"labels": read_classes(rows, name, self.task, self.config)})
+            return Tokenized({"raw": raw})
+        return Tokenized({"raw": raw}, {"labels": read_classes(rows, name, self.task, self.config)})
 
     def batches(self, examples: Tokenized, batch_size: int, *, bucket: bool = True) -> Batches:
         """Have the processor make tensors; sounds of similar length go together."""
-        if batch_size < 1:
-            raise InputError(f"the batch size is {batch_size}; give at least 1")
-        raw: Sequence[Any] = examples.tokens["raw"]
-        order = np.arange(len(raw))
-        if bucket and medium_of(self.tokenizer) == "audio":
-            order = np.argsort([-len(sound) for sound in raw], kind="stable")
-        chunks = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-        return Batches([self._batch(examples.select(chunk)) for chunk in chunks], order)
+        sounds = bucket and medium_of(self.tokenizer) == "audio"
+        return cut(examples, batch_size, [len(s) for s in examples.tokens["raw"]] if sounds else None, self._stack)
 
-    def _batch(self, examples: Tokenized) -> Batch:
+    def _stack(self, examples: Tokenized) -> Tensors:
         raw: Sequence[Any] = examples.tokens["raw"]
         processor: Any = self.tokenizer
         if medium_of(processor) == "image":
@@ -118,11 +107,6 @@ class MediaEncoder(Encoder):
         if not len(sound):
             raise DataError(f"{place} holds no sound")
         return sound.astype(np.float32)
-
-
-def make_media_encoder(encoder: Encoder) -> MediaEncoder:
-    """The same settings for images or sound."""
-    return MediaEncoder(**vars(encoder))
 
 
 def _read_image(value: Any, place: str) -> Any:

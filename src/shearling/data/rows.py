@@ -29,18 +29,8 @@ class Rows:
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]], *, source: str = "the data") -> Rows:
         """Turn one mapping per example into columns; every mapping must have the same keys."""
-        columns: dict[str, list[Any]] = {}
-        for index, record in enumerate(records):
-            if index == 0:
-                columns = {name: [] for name in record}
-            if record.keys() != columns.keys():
-                raise DataError(
-                    f"row {index + 1} of {source} has the columns {sorted(record)}, the first row has "
-                    f"{sorted(columns)}; give every row the same columns (null where a value is missing)"
-                )
-            for name, values in columns.items():
-                values.append(record[name])
-        return cls(columns, source=source)
+        places = ((f"row {number} of {source}", record) for number, record in enumerate(records, start=1))
+        return cls(columns_of(places), source=source)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -79,6 +69,26 @@ class Rows:
         for name in sorted(self._columns):
             digest.update(json.dumps([name, self._columns[name]], default=str).encode())
         return digest.hexdigest()
+
+
+def columns_of(records: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
+    """Objects, each after the place it comes from, as columns; the first object names them."""
+    columns: dict[str, list[Any]] = {}
+    for index, (place, record) in enumerate(records):
+        if not isinstance(record, Mapping):
+            raise DataError(
+                f"{place} is a JSON {type(record).__name__}, not an object; write it as {{column: value, ...}}"
+            )
+        if index == 0:
+            columns = {name: [] for name in record}
+        if record.keys() != columns.keys():
+            raise DataError(
+                f"{place} has the columns {sorted(record)}, the first row has {sorted(columns)}; "
+                "give every row the same columns (null where a value is missing)"
+            )
+        for name, values in columns.items():
+            values.append(record[name])
+    return columns
 
 
 def as_rows(data: Any, *, limit: int | None = None, source: str = "the data") -> Rows:

@@ -27,7 +27,6 @@ METRICS: dict[Kind, tuple[str, ...]] = {
     "rerank": ("ndcg@10", "mrr@10", "auc"),
     "lm": ("perplexity",),
 }
-UNLABELLED: tuple[Kind, ...] = ("embedding", "retrieval", "lm")  # their models take no labels
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,21 +19,21 @@ from shearling.data import load_rows
 from shearling.engine.hooks import device_of, frozen
 from shearling.errors import DataError, InputError
 from shearling.evaluation import metrics
-from shearling.evaluation.exam import Exam, make_exam, predict, reader_of
-from shearling.evaluation.scores import Reader, score
+from shearling.evaluation.exam import Exam, make_exam, output_reader, predict
+from shearling.evaluation.scores import OutputReader, score
 from shearling.latency.timing import Times, device_name, in_turns
-from shearling.sample.batch import IGNORED
+from shearling.sample.batch import IGNORED, LABELS
 from shearling.sample.read import sample_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from shearling.data import Batches, Task
+    from shearling.data import Batches
     from shearling.engine.progress import Watcher
 
 
 @dataclass(frozen=True)
-class Side:
+class Compared:
     """One of the two: its score (None where the data has no labels), and its costs.
 
     batch  the shape of what it was timed on: a typical batch as this model reads the data
@@ -72,7 +72,7 @@ class Comparison:
     agreement: Agreement | None
     batch: tuple[int, ...]
     device: str
-    sides: tuple[Side, Side]
+    sides: tuple[Compared, Compared]
 
     def to_json(self) -> dict[str, Any]:
         """The fields of `shearling compare --json`."""
@@ -131,8 +131,8 @@ def compare(
     batches = [_typical(one.batches) for one in taken]
     times = _times(models, batches, rounds)
     sides = [
-        Side(name, one.value, one.em, disk_bytes(name, model), parameters(model), _macs(model, one.batches),
-             1e3 * time.median, 1e3 * time.spread, tuple(next(iter(batch.values())).shape))
+        Compared(name, one.value, one.em, disk_bytes(name, model), parameters(model), _macs(model, one.batches),
+                 1e3 * time.median, 1e3 * time.spread, tuple(next(iter(batch.values())).shape))
         for name, model, one, time, batch in zip(names, models, taken, times, batches, strict=True)
     ]  # fmt: skip
     return Comparison(
@@ -156,9 +156,9 @@ class _Taken:
     def of(cls, exam: Exam, model: PreTrainedModel, stage: str, watcher: Watcher | None) -> _Taken:
         notes: list[Tensor] = []
         seen: list[Batches] = []
-        whole = reader_of(model)
+        whole = output_reader(model)
 
-        def run(batches: Batches, read: Reader | None) -> Tensor:
+        def run(batches: Batches, read: OutputReader | None) -> Tensor:
             def both(outputs: Any, batch: dict[str, Tensor]) -> Tensor:
                 notes.append(choices(outputs, batch, whole).float().cpu())
                 return (read or whole)(outputs, batch)
@@ -167,16 +167,14 @@ class _Taken:
             progress = None if watcher is None else lambda done, total: watcher(stage, done, total)
             return predict(model, batches, read=both, device=device_of(model), progress=progress)
 
-        task: Task = exam.encoder.task
         try:
-            result = score(exam.encoder, exam.rows, exam.batch_size, run, exam.index)
+            result = score(exam, run)
         except DataError:
             if notes:
                 raise  # the labels were read; something else is wrong
-            encoder = exam.unlabelled_encoder()
-            run(encoder.batches(encoder.tokenize(exam.rows), exam.batch_size), None)
-            return cls(None, None, task.metric, len(exam.rows), notes, seen[0])
-        return cls(result.value, result.em, result.metric or task.metric, result.examples, notes, seen[0])
+            run(replace(exam, encoder=replace(exam.encoder, labels="ignore")).batches(), None)
+            return cls(None, None, exam.task.metric, len(exam.rows), notes, seen[0])
+        return cls(result.value, result.em, result.metric, result.examples, notes, seen[0])
 
 
 def _read_alike(readers: Sequence[Any], taken: Sequence[_Taken]) -> bool:
@@ -185,7 +183,7 @@ def _read_alike(readers: Sequence[Any], taken: Sequence[_Taken]) -> bool:
     return bool(words[0] == words[1] and np.array_equal(taken[0].batches.order, taken[1].batches.order))
 
 
-def choices(outputs: Any, batch: dict[str, Tensor], read: Reader) -> Tensor:
+def choices(outputs: Any, batch: dict[str, Tensor], read: OutputReader) -> Tensor:
     """What the model says, one row per decision: [n, 1] classes or numbers, [n, 2] spans, [n, D] embeddings.
 
     read  gives the embeddings of a model without a head
@@ -230,8 +228,7 @@ def disk_bytes(name: str, model: PreTrainedModel) -> int:
 
 def _typical(batches: Batches) -> dict[str, Tensor]:
     """The middle batch without its labels: they are sorted by length."""
-    batch = batches[len(batches) // 2]
-    return sample_of([batch]).some(len(next(iter(batch.values())))).inputs
+    return {name: tensor for name, tensor in batches[len(batches) // 2].items() if name not in LABELS}
 
 
 def _macs(model: PreTrainedModel, batches: Batches) -> int:

@@ -3,68 +3,31 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 
-from shearling.data.batches import Batch, Batches, Tokenized
-from shearling.data.encoder import Encoder, make_encoder
+from shearling.checkpoint.pretrained import named_device
+from shearling.data.batches import Batches, Tensors
+from shearling.data.encoder import make_encoder
 from shearling.data.retrieval import first_queries
-from shearling.data.rows import Rows, as_rows
+from shearling.data.rows import as_rows
 from shearling.data.tasks import Task, check_head, find_task, infer_task
+from shearling.engine.hooks import device_of, frozen
+from shearling.engine.progress import Progress
 from shearling.errors import DataError, InputError, ModelError
-from shearling.evaluation.scores import Reader, embed_passages, score
+from shearling.evaluation.scores import Evaluation as Evaluation
+from shearling.evaluation.scores import OutputReader, Questions, score
 from shearling.models.pooling import pool, pooling_of
+from shearling.sample.batch import LABELS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-Progress = Callable[[int, int], None]
-
-_TARGETS = ("labels", "start_positions", "end_positions")
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """The result of `evaluate`: `value` is in points from 0 to 100, perplexity excepted.
-
-    extra   other metrics of the same answers, by name
-    dense   what the model scored before it was pruned, where that is known
-    rows    the fingerprint of the rows it was scored on
-    """
-
-    task: str
-    metric: str
-    value: float
-    examples: int
-    em: float | None
-    extra: Mapping[str, float]
-    seconds: float
-    dense: float | None = None
-    rows: str | None = None
-
-    def __str__(self) -> str:
-        also = "" if self.em is None else f", exact match {self.em:.2f}"
-        also += "" if self.dense is None else f" (dense {self.dense:.2f})"
-        return f"{self.task}: {self.metric} {self.value:.2f}{also} on {self.examples:,} examples ({self.seconds:.1f} s)"
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields of `shearling evaluate --json`; what is not known is left out."""
-        fields: dict[str, Any] = {
-            "task": self.task,
-            "metric": self.metric,
-            "value": round(self.value, 4),
-            "examples": self.examples,
-        }
-        also = {"em": self.em, "dense": self.dense}
-        fields |= {name: round(value, 4) for name, value in also.items() if value is not None}
-        extra = {name: round(value, 4) for name, value in self.extra.items()}
-        return fields | ({"extra": extra} if extra else {}) | ({"rows": self.rows} if self.rows else {})
 
 
 def evaluate(
@@ -107,24 +70,13 @@ def evaluate(
     return exam.take(model, device=device, compile=compile, progress=progress)
 
 
-@dataclass(frozen=True)
-class Exam:
+class Exam(Questions):
     """Labelled rows that several models of one family are scored on: read once, tokenised once."""
-
-    encoder: Encoder
-    rows: Rows
-    batch_size: int = 64
-    index: torch.Tensor | None = None  # of a search: embeddings of its passages, if not the model's own
 
     @cached_property
     def fingerprint(self) -> str:
         """Of the rows."""
         return self.rows.fingerprint()
-
-    def unlabelled_encoder(self) -> Encoder:
-        """An encoder of the same rows that does not ask for labels."""
-        plain = self.encoder.inner if isinstance(self.encoder, _Remembering) else self.encoder
-        return replace(plain, labels="ignore")
 
     def take(
         self,
@@ -137,20 +89,10 @@ class Exam:
         """Score one model, where it is unless another device is given; it is left as it was."""
         began = time.perf_counter()
 
-        def run(batches: Batches, read: Reader | None) -> torch.Tensor:
+        def run(batches: Batches, read: OutputReader | None) -> torch.Tensor:
             return predict(model, batches, read=read, device=device, compile=compile, progress=progress)
 
-        result = score(self.encoder, self.rows, self.batch_size, run, self.index)
-        return Evaluation(
-            task=self.encoder.task.name,
-            metric=result.metric or self.encoder.task.metric,
-            value=result.value,
-            examples=result.examples,
-            em=result.em,
-            extra=result.extra,
-            seconds=time.perf_counter() - began,
-            rows=self.fingerprint,
-        )
+        return replace(score(self, run), seconds=time.perf_counter() - began, rows=self.fingerprint)
 
 
 def make_exam(
@@ -187,36 +129,17 @@ def make_exam(
         chosen = first_queries(as_rows(rows), task, limit, text_columns)
     else:
         chosen = as_rows(rows, limit=limit)
-    exam = Exam(_Remembering(**vars(encoder), inner=encoder), chosen, batch_size)
+    exam = Exam(encoder, chosen, batch_size)
     if index is None:
         return exam
     if task.kind != "retrieval":
         raise InputError(f"an index is of use with task retrieval only, not with {task.name}")
-    run = partial(_embed, index)
-    return replace(exam, index=embed_passages(exam.encoder, chosen, batch_size, run))
+    return replace(
+        exam, index=exam.embed_passages(lambda batches, read: predict(index, batches, read=read, device=None))
+    )
 
 
-def _embed(model: PreTrainedModel, batches: Batches, read: Reader | None) -> torch.Tensor:
-    return predict(model, batches, read=read, device=None)
-
-
-@dataclass(frozen=True)
-class _Remembering(Encoder):
-    """An encoder that tokenises the same rows only once; an exam holds them, so their id stays theirs."""
-
-    inner: Encoder = field(kw_only=True)
-    memory: dict[int, Tokenized] = field(default_factory=dict, compare=False, repr=False)
-
-    def tokenize(self, rows: Rows) -> Tokenized:
-        if id(rows) not in self.memory:
-            self.memory[id(rows)] = self.inner.tokenize(rows)
-        return self.memory[id(rows)]
-
-    def batches(self, examples: Tokenized, batch_size: int, *, bucket: bool = True) -> Batches:
-        return self.inner.batches(examples, batch_size, bucket=bucket)
-
-
-def reader_of(model: PreTrainedModel) -> Reader:
+def output_reader(model: PreTrainedModel) -> OutputReader:
     """What this model says about each example, whatever its head.
 
     Logits [examples, classes] or [examples, tokens, classes]; start and end logits stacked to [examples, tokens, 2];
@@ -224,7 +147,7 @@ def reader_of(model: PreTrainedModel) -> Reader:
     """
     pooling = pooling_of(model)
 
-    def read(outputs: Any, batch: Batch) -> torch.Tensor:
+    def read(outputs: Any, batch: Tensors) -> torch.Tensor:
         if "start_logits" in outputs:
             return torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=-1)
         if "logits" in outputs:
@@ -237,16 +160,16 @@ def reader_of(model: PreTrainedModel) -> Reader:
 @torch.no_grad()
 def predict(
     model: PreTrainedModel,
-    batches: Sequence[Batch],
+    batches: Sequence[Tensors],
     *,
-    read: Reader | None = None,
+    read: OutputReader | None = None,
     device: str | torch.device | None = "auto",
     compile: bool = False,  # noqa: A002
     progress: Progress | None = None,
 ) -> torch.Tensor:
     """What `read` takes from the outputs, on the CPU in float32, one row per example in the order of the data.
 
-    Without `read`, what `reader_of` the model gives.
+    Without `read`, what `output_reader` the model gives.
 
     Batches that do not know their order (any list of dicts) keep the one they come in. Where examples differ in
     length, the shorter are filled with zeros.
@@ -254,12 +177,12 @@ def predict(
     if not batches:
         raise DataError("there are no batches to run the model on; give at least one")
     parts: list[torch.Tensor] = []
-    read = read or reader_of(model)
+    read = read or output_reader(model)
     with _ready(model, device) as place:
         forward = torch.compile(model, dynamic=True) if compile else model
         for done, batch in enumerate(batches, start=1):
             moved = {name: tensor.to(place) for name, tensor in batch.items()}
-            outputs = forward(**{name: tensor for name, tensor in moved.items() if name not in _TARGETS})
+            outputs = forward(**{name: tensor for name, tensor in moved.items() if name not in LABELS})
             part = read(outputs, moved)
             parts.append(part.float().cpu())
             if progress is not None:
@@ -267,7 +190,7 @@ def predict(
     return _in_order(parts, batches)
 
 
-def _in_order(parts: list[torch.Tensor], batches: Sequence[Batch]) -> torch.Tensor:
+def _in_order(parts: list[torch.Tensor], batches: Sequence[Tensors]) -> torch.Tensor:
     """Join the parts, check them, and undo the bucketing."""
     bad = sum(int((~part.isfinite()).flatten(1).any(dim=1).sum()) for part in parts)
     if bad:
@@ -290,19 +213,16 @@ def _in_order(parts: list[torch.Tensor], batches: Sequence[Batch]) -> torch.Tens
 @contextmanager
 def _ready(model: PreTrainedModel, device: str | torch.device | None) -> Iterator[torch.device]:
     """The model in evaluation mode on the device; afterwards as it was, module by module."""
-    home = next(model.parameters()).device
+    home = device_of(model)
     place = _place(model, device, home)
-    training = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        if place != home:
-            model.to(place)
-        yield place
-    finally:
-        if place != home:
-            model.to(home)
-        for module, mode in training:
-            module.training = mode
+    with frozen(model):
+        try:
+            if place != home:
+                model.to(place)
+            yield place
+        finally:
+            if place != home:
+                model.to(home)
 
 
 def _place(model: PreTrainedModel, device: str | torch.device | None, home: torch.device) -> torch.device:
@@ -310,9 +230,5 @@ def _place(model: PreTrainedModel, device: str | torch.device | None, home: torc
         return home  # spread over devices: it stays, and takes its inputs where it starts
     if device == "auto":
         return torch.device("cuda") if home.type == "cpu" and torch.cuda.is_available() else home
-    try:
-        place = torch.device(device)
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise InputError(f"device {device} cannot be used here ({error}); try cpu or auto") from error
+    place = named_device(str(device))
     return home if place.type == home.type and place.index is None else place

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from shearling.data.batches import Batch, Batches
+from shearling.data.batches import Batches, Tensors, Tokenized
 from shearling.data.columns import read_scores, require_label_column
 from shearling.data.encoder import Encoder
 from shearling.data.lm import fills_blanks
@@ -24,46 +25,95 @@ from shearling.evaluation import metrics, ranking
 from shearling.sample.batch import IGNORED
 
 # What to keep of the outputs of a batch, one row per example.
-Reader = Callable[[Any, Batch], torch.Tensor]
+OutputReader = Callable[[Any, Tensors], torch.Tensor]
 # Gives the predictions for batches in the order of the data; without a reader, the logits or embeddings.
-Run = Callable[[Batches, Reader | None], torch.Tensor]
+Predict = Callable[[Batches, OutputReader | None], torch.Tensor]
 
 _LM_TOKENS = 4096  # in a batch: logits over the vocabulary are large
 _QUERIES = 256  # compared with all passages at a time
 
 
 @dataclass(frozen=True)
-class Score:
-    """What a task's metric says, in points (perplexity as it is), and its companions."""
+class Evaluation:
+    """What a model scored on a task: `value` is in points from 0 to 100, perplexity excepted.
 
+    extra   other metrics of the same answers, by name
+    dense   what the model scored before it was pruned, where that is known
+    rows    the fingerprint of the rows it was scored on
+    """
+
+    task: str
+    metric: str
     value: float
     examples: int
     em: float | None = None
     extra: Mapping[str, float] = field(default_factory=dict)
-    metric: str | None = None  # where it is not the task's usual one
+    seconds: float = 0.0
+    dense: float | None = None
+    rows: str | None = None
+
+    def __str__(self) -> str:
+        also = "" if self.em is None else f", exact match {self.em:.2f}"
+        also += "" if self.dense is None else f" (dense {self.dense:.2f})"
+        return f"{self.task}: {self.metric} {self.value:.2f}{also} on {self.examples:,} examples ({self.seconds:.1f} s)"
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of `shearling evaluate --json`; what is not known is left out."""
+        known = {name: value for name, value in asdict(self).items() if name != "seconds" and value not in (None, {})}
+        extra = {"extra": {name: round(value, 4) for name, value in self.extra.items()}} if self.extra else {}
+        return {name: round(v, 4) if isinstance(v, float) else v for name, v in known.items()} | extra
 
 
-def score(encoder: Encoder, rows: Rows, batch_size: int, run: Run, index: torch.Tensor | None = None) -> Score:
-    """Encode the rows, run the model on them and compare with their labels.
+@dataclass(frozen=True)
+class Questions:
+    """Rows to score models on, and how models read them; what has been read once is kept for the next model.
 
-    index  embeddings of the passages of a search [passages, D], where not the model itself is to make them
+    index  of a search: embeddings of its passages [passages, D], where not the model itself is to make them
     """
-    if encoder.task.kind == "retrieval":
-        return _score_search(encoder, rows, batch_size, run, index)
-    return _SCORERS[encoder.task.kind](encoder, rows, batch_size, run)
+
+    encoder: Encoder
+    rows: Rows
+    batch_size: int = 64
+    index: torch.Tensor | None = None
+
+    @property
+    def task(self) -> Task:
+        """The task, with the metric it is judged by."""
+        return self.encoder.task
+
+    @cached_property
+    def examples(self) -> Tokenized:
+        """The rows as model inputs, with their labels."""
+        return self.encoder.tokenize(self.rows)
+
+    @cached_property
+    def search(self) -> Judged:
+        """The rows as a search."""
+        return judged(self.rows, self.task, self.encoder.text_columns, self.encoder.label_column)
+
+    def result(self, value: float, **more: Any) -> Evaluation:
+        """The score of all rows, by the task's metric."""
+        return replace(Evaluation(self.task.name, self.task.metric, value, len(self.rows)), **more)
+
+    def batches(self, examples: Tokenized | None = None) -> Batches:
+        """Padded and stacked; all examples unless some are given."""
+        return self.encoder.batches(self.examples if examples is None else examples, self.batch_size)
+
+    def embed_passages(self, run: Predict) -> torch.Tensor:
+        """The index that a model makes: embeddings of all passages, [passages, D]."""
+        return run(self.batches(self.encoder.embed(self.search.passages, "document")), None)
 
 
-def embed_passages(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> torch.Tensor:
-    """The index of a search: embeddings of all its passages, [passages, D]."""
-    search = judged(rows, encoder.task, encoder.text_columns, encoder.label_column)
-    return run(encoder.batches(encoder.embed(search.passages, "document"), batch_size), None)
+def score(asked: Questions, run: Predict) -> Evaluation:
+    """Run the model on the rows and compare with their labels."""
+    return _SCORERS[asked.task.kind](asked, run)
 
 
-def _score_search(encoder: Encoder, rows: Rows, batch_size: int, run: Run, index: torch.Tensor | None) -> Score:
+def _score_search(asked: Questions, run: Predict) -> Evaluation:
     """Rank all passages for every query; the mean of each metric over the queries."""
-    search = judged(rows, encoder.task, encoder.text_columns, encoder.label_column)
-    queries = run(encoder.batches(encoder.embed(search.queries, "query"), batch_size), None)
-    passages = embed_passages(encoder, rows, batch_size, run) if index is None else index
+    search = asked.search
+    queries = run(asked.batches(asked.encoder.embed(search.queries, "query")), None)
+    passages = asked.embed_passages(run) if asked.index is None else asked.index
     if queries.shape[-1] != passages.shape[-1]:
         raise DataError(
             f"the queries are embedded in {queries.shape[-1]} dimensions, the index in {passages.shape[-1]}; "
@@ -71,9 +121,9 @@ def _score_search(encoder: Encoder, rows: Rows, batch_size: int, run: Run, index
         )
     ranked: list[NDArray[np.int64]] = []
     for start in range(0, len(queries), _QUERIES):
-        part = _similarity(queries[start : start + _QUERIES], passages, encoder.pooling.similarity).numpy()
+        part = _similarity(queries[start : start + _QUERIES], passages, asked.encoder.pooling.similarity).numpy()
         ranked += [search.rank(start + i, row, ranking.DEPTH) for i, row in enumerate(part)]
-    return _main(encoder.task, _search_metrics(search, ranked), len(search.queries))
+    return _main(asked, _search_metrics(search, ranked), len(search.queries))
 
 
 def _similarity(queries: torch.Tensor, passages: torch.Tensor, name: str) -> torch.Tensor:
@@ -96,13 +146,15 @@ def _search_metrics(search: Judged, ranked: list[NDArray[np.int64]]) -> dict[str
     return {name: float(np.mean(values)) for name, values in scores.items()}
 
 
-def _score_rerank(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> Score:
+def _score_rerank(asked: Questions, run: Predict) -> Evaluation:
     """Order the candidates of every query by the model's score."""
-    pairs = candidates(rows, encoder.task, encoder.text_columns, encoder.label_column)
-    guess = run(encoder.batches(encoder.tokenize(rows), batch_size), None)[:, 0].numpy()
+    pairs = candidates(asked.rows, asked.task, asked.encoder.text_columns, asked.encoder.label_column)
+    guess = run(asked.batches(), None)[:, 0].numpy()
     gold = np.array(pairs.column("relevance"))
     if not (gold > 0).any() or (gold > 0).all():
-        raise DataError(f"all candidates of {rows.source} are equally relevant; task rerank needs some that are not")
+        raise DataError(
+            f"all candidates of {asked.rows.source} are equally relevant; task rerank needs some that are not"
+        )
     groups: dict[str, list[int]] = {}
     for number, query in enumerate(pairs.column("query")):
         groups.setdefault(query, []).append(number)
@@ -114,52 +166,49 @@ def _score_rerank(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> Sc
             scores["ndcg@10"].append(ranking.ndcg(ordered, ordered, 10))
             scores["mrr@10"].append(ranking.reciprocal_rank(ordered, 10))
     means = {name: float(np.mean(values)) for name, values in scores.items()}
-    return _main(encoder.task, means | {"auc": ranking.auc(gold > 0, guess)}, len(groups))
+    return _main(asked, means | {"auc": ranking.auc(gold > 0, guess)}, len(groups))
 
 
-def _score_classes(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> Score:
-    examples = encoder.tokenize(rows)
-    gold = examples.values["labels"]
-    guess = run(encoder.batches(examples, batch_size), None).argmax(dim=-1).numpy()
+def _score_classes(asked: Questions, run: Predict) -> Evaluation:
+    gold = asked.examples.values["labels"]
+    guess = run(asked.batches(), None).argmax(dim=-1).numpy()
     scores = {"accuracy": metrics.accuracy(gold, guess)}
-    if encoder.config.num_labels == 2:
+    if asked.encoder.config.num_labels == 2:
         scores |= {"f1": metrics.binary_f1(gold, guess), "matthews": metrics.matthews(gold, guess)}
-    return _main(encoder.task, scores, len(rows))
+    return _main(asked, scores, len(asked.rows))
 
 
-def _score_regression(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> Score:
-    examples = encoder.tokenize(rows)
-    guess = run(encoder.batches(examples, batch_size), None)[:, 0].numpy()
-    return _correlation(encoder.task, examples.values["labels"], guess)
+def _score_regression(asked: Questions, run: Predict) -> Evaluation:
+    guess = run(asked.batches(), None)[:, 0].numpy()
+    return _correlation(asked, asked.examples.values["labels"], guess)
 
 
-def _score_embeddings(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> Score:
-    examples = encoder.tokenize(rows)
-    if len(examples) != 2 * len(rows):
-        raise DataError(f"task {encoder.task.name} scores pairs, but {rows.source} has one text column; name two")
-    gold = read_scores(rows, require_label_column(rows, encoder.task, encoder.label_column))
-    first, second = run(encoder.batches(examples, batch_size), None).chunk(2)
-    return _correlation(encoder.task, gold, F.cosine_similarity(first, second).numpy())
+def _score_embeddings(asked: Questions, run: Predict) -> Evaluation:
+    rows, task = asked.rows, asked.task
+    if len(asked.examples) != 2 * len(rows):
+        raise DataError(f"task {task.name} scores pairs, but {rows.source} has one text column; name two")
+    gold = read_scores(rows, require_label_column(rows, task, asked.encoder.label_column))
+    first, second = run(asked.batches(), None).chunk(2)
+    return _correlation(asked, gold, F.cosine_similarity(first, second).numpy())
 
 
-def _correlation(task: Task, gold: Any, guess: Any) -> Score:
+def _correlation(asked: Questions, gold: Any, guess: Any) -> Evaluation:
     scores = {"spearman": metrics.spearman(gold, guess), "pearson": metrics.pearson(gold, guess)}
-    return _main(task, scores, len(gold))
+    return _main(asked, scores, len(gold))
 
 
-def _main(task: Task, scores: dict[str, float], examples: int) -> Score:
+def _main(asked: Questions, scores: dict[str, float], examples: int) -> Evaluation:
     points = {name: 100 * value for name, value in scores.items()}
-    return Score(points.pop(task.metric), examples, extra=points)
+    return asked.result(points.pop(asked.task.metric), examples=examples, extra=points)
 
 
-def _score_tags(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> Score:
+def _score_tags(asked: Questions, run: Predict) -> Evaluation:
     """Entity F1; where the tags spell no entities (parts of speech), the accuracy per word."""
-    examples = encoder.tokenize(rows)
-    guess = run(encoder.batches(examples, batch_size), _best_class)[..., 0].numpy()
-    names = {int(index): str(name) for index, name in encoder.config.id2label.items()}
+    guess = run(asked.batches(), _best_class)[..., 0].numpy()
+    names = {int(index): str(name) for index, name in asked.encoder.config.id2label.items()}
     gold_tags: list[list[str]] = []
     guessed_tags: list[list[str]] = []
-    for gold, guessed in zip(examples.tokens["labels"], guess, strict=True):
+    for gold, guessed in zip(asked.examples.tokens["labels"], guess, strict=True):
         words = [
             (names[label], names[int(best)]) for label, best in zip(gold, guessed, strict=False) if label != IGNORED
         ]
@@ -167,18 +216,19 @@ def _score_tags(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> Scor
         guessed_tags.append([word[1] for word in words])
     right = 100 * metrics.accuracy(np.concatenate(gold_tags), np.concatenate(guessed_tags))
     if not any(name.startswith(("B-", "I-", "S-", "U-")) for name in names.values()):
-        return Score(right, len(rows), metric="accuracy")
+        return asked.result(right, metric="accuracy")
     precision, recall, f1 = (100 * value for value in metrics.entity_f1(gold_tags, guessed_tags))
-    return Score(f1, len(rows), extra={"precision": precision, "recall": recall, "accuracy": right})
+    return asked.result(f1, extra={"precision": precision, "recall": recall, "accuracy": right})
 
 
-def _best_class(outputs: Any, batch: Batch) -> torch.Tensor:
+def _best_class(outputs: Any, batch: Tensors) -> torch.Tensor:
     logits = outputs["logits"]
     best = logits.argmax(dim=-1).float()  # [examples, tokens]
     return torch.where(logits.isfinite().all(dim=-1), best, torch.nan)[..., None]
 
 
-def _score_answers(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> Score:
+def _score_answers(asked: Questions, run: Predict) -> Evaluation:
+    encoder, rows = asked.encoder, asked.rows
     questions, contexts = encoder.texts(rows)
     gold = read_answers(rows, require_label_column(rows, encoder.task, encoder.label_column))
     unanswerable = np.array([not answers for answers in gold])
@@ -189,7 +239,7 @@ def _score_answers(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> S
     windows = make_windows(
         questions, contexts, encoder.tokenizer, max_length=encoder.max_length, stride=encoder.task.stride
     )
-    logits = run(encoder.batches(windows.inputs, batch_size), None)
+    logits = run(asked.batches(windows.inputs), None)
     null = encoder.task.name == "squad_v2" or bool(unanswerable.any())
     answers = decode(logits, windows, contexts, may_be_null=null)
     em, f1 = metrics.squad_em_f1(answers, [[answer.text for answer in some] for some in gold])
@@ -197,19 +247,19 @@ def _score_answers(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> S
     if unanswerable.any() and not unanswerable.all():
         parts = {"answerable_f1": f1[~unanswerable], "unanswerable_f1": f1[unanswerable]}
         extra = {name: 100 * float(part.mean()) for name, part in parts.items()}
-    return Score(100 * float(f1.mean()), len(rows), em=100 * float(em.mean()), extra=extra)
+    return asked.result(100 * float(f1.mean()), em=100 * float(em.mean()), extra=extra)
 
 
-def _score_text(encoder: Encoder, rows: Rows, batch_size: int, run: Run) -> Score:
-    blocks = encoder.tokenize(rows)
-    batches = encoder.batches(blocks, min(batch_size, max(1, _LM_TOKENS // encoder.max_length)))
+def _score_text(asked: Questions, run: Predict) -> Evaluation:
+    encoder = asked.encoder
+    batches = encoder.batches(asked.examples, min(asked.batch_size, max(1, _LM_TOKENS // encoder.max_length)))
     causal = not fills_blanks(encoder.tokenizer, encoder.config)
 
-    def read(outputs: Any, batch: Batch) -> torch.Tensor:
+    def read(outputs: Any, batch: Tensors) -> torch.Tensor:
         return _losses(outputs["logits"], batch["labels"], causal=causal)
 
     loss, tokens = run(batches, read).double().sum(dim=0).tolist()
-    return Score(metrics.perplexity(loss, tokens), len(rows), extra={"loss": loss / tokens, "tokens": tokens})
+    return asked.result(metrics.perplexity(loss, tokens), extra={"loss": loss / tokens, "tokens": tokens})
 
 
 def _losses(logits: torch.Tensor, labels: torch.Tensor, *, causal: bool) -> torch.Tensor:
@@ -224,12 +274,13 @@ def _losses(logits: torch.Tensor, labels: torch.Tensor, *, causal: bool) -> torc
     return torch.stack([torch.stack(losses), (labels != IGNORED).sum(dim=1)], dim=1)
 
 
-_SCORERS: dict[Kind, Callable[[Encoder, Rows, int, Run], Score]] = {
+_SCORERS: dict[Kind, Callable[[Questions, Predict], Evaluation]] = {
     "classification": _score_classes,
     "regression": _score_regression,
     "token-classification": _score_tags,
     "question-answering": _score_answers,
     "embedding": _score_embeddings,
+    "retrieval": _score_search,
     "rerank": _score_rerank,
     "lm": _score_text,
 }

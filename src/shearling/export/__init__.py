@@ -2,8 +2,8 @@
 
 inputs.py     inputs to trace and to check with: from data, or made from the tokenizer
 graph.py      the model with named tensors in and out, captured once for every format that needs it
-formats.py    what every format is asked
-table.py      the formats by name, and which of them suit a model
+formats.py    the job that a format is given
+table.py      the formats: a row each, and which of them suit a model
 onnx.py       ONNX: written, quantised, run by ONNX Runtime
 exported.py   torch.export programs: written, run by PyTorch
 openvino.py   OpenVINO, by way of ONNX

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,16 +34,12 @@ class Difference:
     tolerance: float
     batches: int
 
-    def to_json(self) -> dict[str, float | int | None]:
-        """Plain data."""
-        return asdict(self)
-
 
 def check(
     run: Runner, batches: Sequence[Inputs], expected: Sequence[dict[str, Tensor]], *, precision: str
 ) -> Difference:
     """Run every batch and compare; raises `CheckFailed` beyond the tolerance."""
-    result = compare(run, batches, expected, TOLERANCE[precision])
+    result = _difference(run, batches, expected, TOLERANCE[precision])
     by_mean = precision in ROOT_MEAN_SQUARE
     judged = result.mean if by_mean else result.relative
     if not judged <= result.tolerance:
@@ -55,7 +51,7 @@ def check(
     return result
 
 
-def compare(
+def _difference(
     run: Runner, batches: Sequence[Inputs], expected: Sequence[dict[str, Tensor]], tolerance: float
 ) -> Difference:
     """Run every batch and sum up the differences."""

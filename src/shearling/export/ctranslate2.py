@@ -20,10 +20,6 @@ from shearling.models.structure import structure_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-NEEDED = ("ctranslate2",)
-EXTRA = "ctranslate2"
-SUFFIX = ""  # a directory
-PRECISIONS = ("float32", "float16", "int8-dynamic")
 FAMILIES = ("bert", "camembert", "distilbert", "roberta", "xlm-roberta")
 QUANTIZATION = {"float32": "float32", "float16": "float16", "int8-dynamic": "int8"}
 
@@ -37,11 +33,6 @@ def unsuited(model: PreTrainedModel) -> str | None:
     if heads != {_config(model, "num_attention_heads", "n_heads")} or len(filters) != 1:
         return "its layers differ in size, and CTranslate2 reads one size for all; prune with --shape stock"
     return None
-
-
-def part(model: PreTrainedModel) -> PreTrainedModel:
-    """The encoder: CTranslate2 has no heads for classification."""
-    return model.base_model
 
 
 def runtime() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,25 +10,6 @@ from shearling.export.check import Outputs, Runner
 from shearling.export.formats import Job
 from shearling.export.graph import capture, hushed
 from shearling.export.inputs import Inputs
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-
-NEEDED = ("torch",)
-EXTRA = ""
-SUFFIX = ".pt2"
-PRECISIONS = ("float32", "float16")
-
-
-def unsuited(model: PreTrainedModel) -> str | None:
-    """Nothing is refused beforehand: torch tells where it cannot trace a model."""
-    return None
-
-
-def part(model: PreTrainedModel) -> PreTrainedModel:
-    """The whole model is written."""
-    return model
 
 
 def runtime() -> str:

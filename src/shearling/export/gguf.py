@@ -12,17 +12,10 @@ from torch import Tensor, nn
 
 from shearling.errors import ModelError
 from shearling.export.formats import Job
-from shearling.export.gguf_run import open_runner as open_runner
-from shearling.export.gguf_run import runtime as runtime
 from shearling.export.gguf_tokenizer import add_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-NEEDED = ("gguf",)
-EXTRA = "gguf"
-SUFFIX = ".gguf"
-PRECISIONS = ("float16", "q8_0")
 
 # transformers' model type, and the architecture llama.cpp runs it as where all layers are alike
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2"}
@@ -52,11 +45,6 @@ def unsuited(model: PreTrainedModel) -> str | None:
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
         return f"it attends within a window of {config.sliding_window} tokens, which llama.cpp would ignore"
     return None
-
-
-def part(model: PreTrainedModel) -> PreTrainedModel:
-    """The whole model is written."""
-    return model
 
 
 def write(job: Job) -> None:

@@ -17,6 +17,7 @@ from shearling.export.check import Outputs, Runner
 from shearling.export.inputs import Inputs
 
 BINDING = "llama-cpp-cffi"  # llama.cpp, built, as a package; imported as `llama`
+CONTEXT = 2048  # tokens
 
 
 def open_runner(path: Path) -> Runner:
@@ -63,15 +64,15 @@ def _library() -> Any:
 class LlamaCpp:
     """A file in llama.cpp on the CPU, through its C functions."""
 
-    def __init__(self, path: Path, *, context: int = 2048, threads: int | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         found = _library()
-        self.lib, self.ffi, self.context_size = found.lib, found.ffi, context
+        self.lib, self.ffi = found.lib, found.ffi
         self.model = self.lib.llama_model_load_from_file(str(path).encode(), self.lib.llama_model_default_params())
         if self.model == self.ffi.NULL:
             raise RuntimeError(f"llama.cpp cannot load {path}")
         options = self.lib.llama_context_default_params()
-        options.n_ctx = options.n_batch = options.n_ubatch = context
-        options.n_threads = options.n_threads_batch = threads or torch.get_num_threads()
+        options.n_ctx = options.n_batch = options.n_ubatch = CONTEXT
+        options.n_threads = options.n_threads_batch = torch.get_num_threads()
         self.context = self.lib.llama_init_from_model(self.model, options)
         self.vocabulary = self.lib.llama_vocab_n_tokens(self.lib.llama_model_get_vocab(self.model))
 

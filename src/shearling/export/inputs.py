@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from shearling.errors import ModelError
+from shearling.latency.inputs import example_inputs
 from shearling.sample.batch import LABELS
 from shearling.sample.read import accepted_by
 
@@ -30,26 +30,23 @@ TEXTS = (
 
 
 def inputs_from_rows(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Any, task: Any, *, max_length: int | None = None,
-    samples: int = EXAMPLES, seed: int = 0,
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Any, task: Any, *, samples: int = EXAMPLES,
+    seed: int = 0,
 ) -> list[Inputs]:  # fmt: skip
     """Batches of real examples; the first has several, the last is a single example."""
     from shearling.data import encode
 
     batches = encode(
-        rows, tokenizer, task, model_config=model.config, max_length=max_length, batch_size=16, samples=samples,
-        labels="ignore", seed=seed,
+        rows, tokenizer, task, model_config=model.config, batch_size=16, samples=samples, labels="ignore",
+        seed=seed,
     )  # fmt: skip
     return _tried(model, [dict(batch) for batch in batches])
 
 
 def inputs_from_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> list[Inputs]:
-    """Batches of the sentences above; for models of pictures and sound, of noise in the shape they take."""
-    name = model.main_input_name
-    if name != "input_ids":
-        return _tried(model, [_noise(model, name)])
-    if tokenizer is None:
-        return _tried(model, [_random_tokens(model)])
+    """Batches of the sentences above; without a tokenizer, of noise in the shape the model takes."""
+    if model.main_input_name != "input_ids" or tokenizer is None:
+        return _tried(model, [_noise(model)])
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     limit = min(int(getattr(model.config, "max_position_embeddings", None) or 512), 512) // 2
@@ -70,11 +67,8 @@ def _tried(model: PreTrainedModel, batches: list[Inputs]) -> list[Inputs]:
     if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in wanted:
         kept = [{"decoder_input_ids": _decoder_tokens(model, batch), **batch} for batch in kept]
     if "pixel_values" in wanted and "input_ids" in kept[0] and hasattr(model.config, "vision_config"):
-        pictures = [_noise(model, "pixel_values")["pixel_values"][:1] for _ in kept]  # a model of texts and pictures
-        kept = [
-            batch | {"pixel_values": picture.repeat(len(batch["input_ids"]), 1, 1, 1)}
-            for batch, picture in zip(kept, pictures, strict=True)
-        ]
+        pictures = _noise(model, max(len(batch["input_ids"]) for batch in kept))["pixel_values"]
+        kept = [{"pixel_values": pictures[: len(batch["input_ids"])], **batch} for batch in kept]
     if len(kept[0][next(iter(kept[0]))]) < 2:  # a batch of one would be taken for the only size there is
         kept[0] = {k: torch.cat([v, v]) for k, v in kept[0].items()}
     return [*kept, {k: v[:1] for k, v in kept[0].items()}]
@@ -88,26 +82,14 @@ def _decoder_tokens(model: PreTrainedModel, batch: Inputs) -> Tensor:
     return torch.full((len(next(iter(batch.values()))), 4), start)
 
 
-def _random_tokens(model: PreTrainedModel) -> Inputs:
-    generator = torch.Generator().manual_seed(0)
-    config = model.config.get_text_config()
-    length = min(int(getattr(config, "max_position_embeddings", None) or 32), 64) // 2
-    ids = torch.randint(3, int(config.vocab_size), (4, length), generator=generator)
-    mask = torch.ones_like(ids)
-    mask[1:, length // 2 :] = 0
-    return {"input_ids": ids, "attention_mask": mask}
-
-
-def _noise(model: PreTrainedModel, name: str) -> Inputs:
-    """Noise in the shape that the configuration names."""
-    config = getattr(model.config, "vision_config", model.config)
-    size = getattr(config, "image_size", None)
-    height, width = size if isinstance(size, (tuple, list)) else (size, size)
-    shapes = {
-        "pixel_values": (getattr(config, "num_channels", 3), height, width),
-        "input_values": (16_000,),
-        "input_features": (getattr(config, "num_mel_bins", 80), 2 * getattr(config, "max_source_positions", 1500)),
-    }
-    if name not in shapes or None in shapes[name]:
-        raise ModelError(f"{type(model).__name__} takes '{name}', and its configuration does not say in what shape.")
-    return {name: torch.randn(2, *shapes[name], generator=torch.Generator().manual_seed(0))}
+def _noise(model: PreTrainedModel, count: int = 4) -> Inputs:
+    """The same random inputs each time; the second half of every text but the first is padding."""
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    length = min(int(positions or 32), 64) // 2
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        inputs = example_inputs(model, count, length)
+    if "input_ids" in inputs:
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        inputs["attention_mask"][1:, length // 2 :] = 0
+    return inputs

@@ -4,31 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shearling.errors import ModelError
 from shearling.export.check import Outputs, Runner
 from shearling.export.formats import Job
 from shearling.export.graph import axes, capture, hushed
 from shearling.export.inputs import Inputs
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-NEEDED = ("onnx", "onnxscript", "onnxruntime")
-EXTRA = "export"
-SUFFIX = ".onnx"
-PRECISIONS = ("float32", "float16", "int8-dynamic", "int8-static")
-
-
-def unsuited(model: PreTrainedModel) -> str | None:
-    """Nothing is refused beforehand: torch tells where it cannot trace a model."""
-    return None
-
-
-def part(model: PreTrainedModel) -> PreTrainedModel:
-    """The whole model is written."""
-    return model
 
 
 def runtime() -> str:

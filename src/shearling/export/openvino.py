@@ -12,12 +12,6 @@ from shearling.export.formats import Job
 from shearling.export.graph import hushed
 from shearling.export.inputs import Inputs
 
-NEEDED = (*onnx.NEEDED, "openvino")
-EXTRA = "openvino"
-SUFFIX = ".xml"
-PRECISIONS = ("float32", "float16", "int8-static")  # OpenVINO has no ranges per batch
-unsuited, part = onnx.unsuited, onnx.part
-
 
 def runtime() -> str:
     """What runs the file."""

@@ -11,20 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from shearling.checkpoint.companions import copy_companions
 from shearling.errors import OutputError
-from shearling.export.formats import Format
+from shearling.export.table import Format
 from shearling.files import EXPORT, check_file, check_writable, whole_directory, whole_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SERVED = Path("onnx") / "model.onnx"  # where Text Embeddings Inference and sentence-transformers look
-LOADING = (
-    "shearling",
-    "quantization_config",
-    "auto_map",
-    "transformers_weights",
-    "per_layer_config",
-)  # of weights that a served directory does not hold
+# Keys about loading weights, which a served directory does not hold.
+LOADING = ("shearling", "quantization_config", "auto_map", "transformers_weights", "per_layer_config")
 
 
 @dataclass(frozen=True)
@@ -47,8 +42,8 @@ class Place:
 
 def place_of(out: Path, kind: Format, model: str) -> Place:
     """A name without `.onnx` is a directory for servers; the model's own directory takes the file in as it is."""
-    if SERVED.suffix != kind.SUFFIX or out.suffix == SERVED.suffix:
-        return Place(out, folder=not kind.SUFFIX)
+    if SERVED.suffix != kind.suffix or out.suffix == SERVED.suffix:
+        return Place(out, folder=not kind.suffix)
     if out.is_dir() and out.resolve() == Path(model).resolve():
         return Place(out / SERVED)
     return Place(out, served=True, folder=True)
@@ -59,7 +54,7 @@ def check_place(place: Place, kind: Format, *, force: bool, source: str) -> None
     if place.folder:
         check_writable(place.out, force=force, keep=(source,))
     elif place.out.is_dir():
-        raise OutputError(f"{place.out} is a directory; name a file, such as {place.out / ('model' + kind.SUFFIX)}.")
+        raise OutputError(f"{place.out} is a directory; name a file, such as {place.out / ('model' + kind.suffix)}.")
     else:
         check_file(place.out, force=force)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ class Exported:
             "inputs": self.inputs,
             "outputs": self.outputs,
             "max_difference": self.difference.largest,
-            "check": self.difference.to_json(),
+            "check": asdict(self.difference),
             "runtime": self.runtime,
             "batch": self.batch,
             "exported": self.this.to_json(),

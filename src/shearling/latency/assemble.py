@@ -11,7 +11,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from shearling.latency.table import Entry, cleaned, shape_of
+from shearling.latency.fit import cleaned
+from shearling.latency.table import Entry, shapes_in
 from shearling.latency.timing import Reading, Times
 from shearling.latency.variants import Shape, sublayers_between
 from shearling.models.structure import Structure
@@ -52,21 +53,23 @@ class Readings:
 
 
 @dataclass(frozen=True)
-class Side:
-    """One side of the table: per shape the times by count and their spread, and the two anchors."""
+class Timed:
+    """One side of the table, assembled: per shape the times by count and their spread, and the two anchors."""
 
     whole: float
     fixed: float
     times: list[list[float]]
     spread: list[list[float]]
 
-    def entry(self, number: int, shape: Shape, host: Side | None) -> Entry:
+    def entry(self, number: int, shape: Shape, host: Timed | None) -> Entry:
         """The table's entry for a shape."""
         beside = (host.times[number], host.spread[number]) if host else (None, None)
         return Entry(*shape.key, shape.counts, self.times[number], self.spread[number], *beside)
 
 
-def assemble(structure: Structure, short: Structure, shapes: Sequence[Shape], readings: Readings, *, side: str) -> Side:
+def assemble(
+    structure: Structure, short: Structure, shapes: Sequence[Shape], readings: Readings, *, side: str
+) -> Timed:
     """Solve for the time of each count.
 
     structure, short   the model, and the one that stood in for it (the same, unless that took too long)
@@ -97,7 +100,7 @@ def assemble(structure: Structure, short: Structure, shapes: Sequence[Shape], re
     floors = _sum_over(structure, shapes, clean, lambda s: min(s.floor, s.units))
     scale = max(whole - empty, 0.0) / (units - floors) if units > floors else 0.0
     fixed = min(max(empty - scale * floors, 0.0), whole)
-    return Side(whole, fixed, [(scale * t).tolist() for t in times], [(scale * s).tolist() for s in spread])
+    return Timed(whole, fixed, [(scale * t).tolist() for t in times], [(scale * s).tolist() for s in spread])
 
 
 def _sum_over(
@@ -108,4 +111,5 @@ def _sum_over(
 ) -> float:
     """What all sublayers take with so many units each."""
     by_shape = {shape.key: dict(zip(shape.counts, t, strict=True)) for shape, t in zip(shapes, times, strict=True)}
-    return float(sum(by_shape[shape_of(structure, n)][count(s)] for n, s in enumerate(structure.sublayers) if s.units))
+    pairs = zip(structure.sublayers, shapes_in(structure), strict=True)
+    return float(sum(by_shape[key][count(s)] for s, key in pairs if s.units))

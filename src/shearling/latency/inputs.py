@@ -76,6 +76,8 @@ def _tokens(config: Any, batch_size: int, seq_len: int) -> Tensor:
 
 
 def _images(config: Any, batch_size: int) -> Tensor:
-    size = config.image_size
+    size = getattr(config, "image_size", None)
+    if size is None:
+        raise InputError(f"The configuration of this {config.model_type} does not say how large its images are.")
     height, width = size if isinstance(size, (list, tuple)) else (size, size)
     return torch.randn(batch_size, getattr(config, "num_channels", 3), height, width)

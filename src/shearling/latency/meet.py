@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,20 +13,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from shearling.costs import Limit
+from shearling.costs import Limit, Piecewise
 from shearling.engine.cuda_graph import using_threads
 from shearling.engine.distributed import on_first
 from shearling.engine.hooks import device_of, frozen
 from shearling.engine.precision import DTYPES
 from shearling.engine.progress import Stages
 from shearling.errors import ConstraintError
-from shearling.latency.fits import check_fits
+from shearling.latency.fit import fit
 from shearling.latency.inputs import example_inputs
-from shearling.latency.limits import latency_limits
 from shearling.latency.profile import profile
-from shearling.latency.runtime import runner
-from shearling.latency.table import RESTLESS, Table, load_table, restless
-from shearling.latency.timing import device_name, in_turns
+from shearling.latency.table import RESTLESS, Table, check_fits, load_table, milli, restless, shapes_in
+from shearling.latency.timing import device_name, in_turns, runner
 from shearling.models.structure import Structure
 
 if TYPE_CHECKING:
@@ -46,6 +45,35 @@ class Met:
     limits: list[Limit]
     record: dict[str, Any]
     warnings: list[str] = field(default_factory=list)
+
+
+def latency_limits(structure: Structure, table: Table, ratio: float, *, overhead: float = 0.0) -> list[Limit]:
+    """What the units of the model may take together, so that the forward pass takes `ratio` of the dense one.
+
+    overhead  seconds that the table turned out to miss
+    """
+    sides = [_side(structure, table, ratio, side, fixed + overhead) for side, fixed in table.sides.items()]
+    binding = [side for side in sides if side.spent([len(t) - 1 for t in side.tables]) > side.budget]
+    return binding or sides[:1]
+
+
+def _side(structure: Structure, table: Table, ratio: float, side: str, fixed: float) -> Limit:
+    curves = tuple(table.curves(structure, side))
+    pictures = {entry.shape: fit(entry.curve(side)) for entry in table.sublayers}  # Alg. 2's; one for all of a shape
+    found = zip(structure.sublayers, shapes_in(structure), strict=True)
+    pieces = tuple(pictures[shape] if s.units else Piecewise(0.0) for s, shape in found)
+    limit = Limit("latency", ratio, curves, fixed, whole=table.dense, pieces=pieces)
+    least = sum(float(curve[s.floor :].min()) for curve, s in zip(curves, structure.sublayers, strict=True))
+    if limit.budget < least:
+        enough = math.ceil(100 * (fixed + least) / table.dense) / 100
+        what = "embeddings, norms, head" if side == "seconds" else "the host's launching of it"
+        graphs = ", or measure the model as a CUDA graph (`shearling profile --runtime graphs`)"
+        other = graphs if side == "launch" else ""
+        raise ConstraintError(
+            f"latency={ratio:g} leaves {milli(ratio * table.dense)} of {milli(table.dense)}, but what cannot be pruned "
+            f"({what}) takes {milli(fixed + least)}; ask for at least {enough:.2f}{other}."
+        )
+    return limit
 
 
 def meet(

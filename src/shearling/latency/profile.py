@@ -27,9 +27,8 @@ from shearling.engine.progress import Progress, silent
 from shearling.errors import InputError
 from shearling.latency.assemble import Readings, assemble
 from shearling.latency.inputs import example_inputs, placed, shape_of_inputs
-from shearling.latency.runtime import check_runtime, runner
 from shearling.latency.table import Table
-from shearling.latency.timing import Reading, Run, both_sides, device_name, wall
+from shearling.latency.timing import Reading, Run, both_sides, check_runtime, device_name, runner, wall
 from shearling.latency.variants import Shape, same_in_every_layer, shapes_of, shortened, with_units
 from shearling.models.structure import Structure, structure_of
 

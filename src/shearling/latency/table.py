@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from shearling.errors import TableError
 from shearling.files import write_whole
-from shearling.latency.fit import fit
+from shearling.latency.fit import Floats, cleaned
 from shearling.models.structure import Structure
 from shearling.schema import TABLE
 
@@ -26,9 +26,8 @@ FORMAT = 1
 MAX_BYTES = 64 * 2**20
 RESTLESS = 0.15  # spread over time, from which on a table is not to be relied on
 WAITING = 1.2  # times its own work, from which on a GPU is said to wait for the host
-NOISE = 2.0  # spreads; a dip deeper than this is the hardware's own and stays
 
-Floats = NDArray[np.float64]
+ShapeKey = tuple[int, str, int, int, int]  # stack, kind, width, hidden size, weights of a unit
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Entry:
     launch_spread: list[float] | None = None
 
     @property
-    def shape(self) -> tuple[int, str, int, int, int]:
+    def shape(self) -> ShapeKey:
         """What makes two sublayers alike: all but their number of units."""
         return self.stack, self.kind, self.width, self.hidden_size, self.weights_per_unit
 
@@ -96,6 +95,11 @@ class Table:
         return max(self.whole, self.whole_launch or 0.0)
 
     @property
+    def sides(self) -> dict[str, float]:
+        """`seconds` of the device, and `launch` of the host where it runs beside it: what stays of each."""
+        return {"seconds": self.fixed} | ({} if self.fixed_launch is None else {"launch": self.fixed_launch})
+
+    @property
     def slower_side(self) -> str:
         """The one that sets the pace of the dense model."""
         return "launch" if (self.whole_launch or 0.0) > self.whole else "seconds"
@@ -103,7 +107,7 @@ class Table:
     @property
     def floor(self) -> float:
         """Seconds that stay when every unit is gone."""
-        return max(self.fixed, self.fixed_launch or 0.0)
+        return max(self.sides.values())
 
     @property
     def unrest(self) -> float:
@@ -124,11 +128,8 @@ class Table:
     def curves(self, structure: Structure, side: str = "seconds") -> list[Floats]:
         """Per sublayer of the model, [units + 1] seconds."""
         by_shape = {entry.shape: entry.curve(side) for entry in self.sublayers}
-        found = []
-        for number, sublayer in enumerate(structure.sublayers):
-            curve = by_shape[shape_of(structure, number)] if sublayer.units else np.zeros(1)
-            found.append(curve[: sublayer.units + 1])
-        return found
+        found = zip(structure.sublayers, shapes_in(structure), strict=True)
+        return [by_shape[shape][: s.units + 1] if s.units else np.zeros(1) for s, shape in found]
 
     def layer_shares(self, structure: Structure) -> list[float]:
         """Per layer of the model, its share of the dense forward pass."""
@@ -138,11 +139,9 @@ class Table:
 
     def predict(self, structure: Structure, counts: Sequence[int]) -> float:
         """Seconds of the forward pass with these units left."""
-        sides = [self.fixed + sum(c[n] for c, n in zip(self.curves(structure), counts, strict=True))]
-        if self.fixed_launch is not None:
-            launch = self.curves(structure, "launch")
-            sides.append(self.fixed_launch + sum(c[n] for c, n in zip(launch, counts, strict=True)))
-        return float(max(sides))
+        curves = {side: self.curves(structure, side) for side in self.sides}
+        return float(max(fixed + sum(c[n] for c, n in zip(curves[side], counts, strict=True))
+                         for side, fixed in self.sides.items()))  # fmt: skip
 
     def __str__(self) -> str:
         shape = f"batch {self.batch_size}, length {self.seq_len}, {self.dtype}"
@@ -179,20 +178,14 @@ def restless(unrest: float) -> str:
     return f"the machine was busy: repeated runs differ by {unrest:.0%}; measure the table again when it is quiet"
 
 
-def shape_of(structure: Structure, number: int) -> tuple[int, str, int, int, int]:
-    """What the time of a unit depends on, from the modules as they are."""
-    sublayer = structure.sublayers[number]
-    price = sublayer.weights_per_unit if sublayer.units else 0
-    return _stack_of(structure, number), sublayer.kind, sublayer.width, int(sublayer.weight.shape[0]), price
-
-
-def _stack_of(structure: Structure, number: int) -> int:
-    """Which stack a sublayer belongs to."""
-    for index, stack in enumerate(structure.stacks):
-        number -= sum(len(layer) for layer in stack.sublayers)
-        if number < 0:
-            return index
-    raise IndexError(number)
+def shapes_in(structure: Structure) -> list[ShapeKey]:
+    """Per sublayer, what the time of a unit depends on, from the modules as they are."""
+    return [
+        (index, s.kind, s.width, int(s.weight.shape[0]), s.weights_per_unit if s.units else 0)
+        for index, stack in enumerate(structure.stacks)
+        for layer in stack.sublayers
+        for s in layer
+    ]
 
 
 def load_table(path: str | os.PathLike[str]) -> Table:
@@ -203,44 +196,30 @@ def load_table(path: str | os.PathLike[str]) -> Table:
     return Table(**record, sublayers=entries)
 
 
-def cleaned(units: Sequence[int], values: Sequence[float] | Floats, spread: Sequence[float] | Floats | None) -> Floats:
-    """The times without what the spread says is noise."""
-    noise = np.zeros(len(units)) if spread is None else np.asarray(spread)
-    return without_noise(steadied(units, values, noise), noise)
+def check_fits(table: Table, structure: Structure) -> None:
+    """Raise unless the table was measured on a model of this shape."""
+    model_type = structure.model.config.model_type
+    if table.model_type != model_type:
+        raise TableError(
+            f"The latency table is of a {table.model_type} model, this one is {model_type}. "
+            "Measure this model with `shearling profile`."
+        )
+    if table.layers != structure.sizes:
+        raise TableError(
+            f"The latency table is of a model with {_sizes(table.layers)}; this one has {_sizes(structure.sizes)}. "
+            "Measure this model with `shearling profile`."
+        )
+    known = {entry.shape: entry.units[-1] for entry in table.sublayers}
+    for sublayer, shape in zip(structure.sublayers, shapes_in(structure), strict=True):
+        if sublayer.units and known.get(shape, -1) < sublayer.units:
+            raise TableError(
+                f"The latency table has no times for the {sublayer.name} ({sublayer.units} units of width "
+                f"{sublayer.width}, hidden size {shape[3]}). Measure this model with `shearling profile`."
+            )
 
 
-def steadied(units: Sequence[int], values: Sequence[float] | Floats, spread: Sequence[float] | Floats) -> Floats:
-    """Move each time towards the piecewise-linear fit, as far as its spread says that it cannot be trusted.
-
-    An allocation looks for cheap counts, so on a busy machine it would find those that were timed in a quiet moment.
-    How far the hardware itself departs from the fit is what is left of the residuals once the noise is taken off; on
-    a quiet machine that is all of them, and plateaus and steps stay where they are.
-    """
-    times, noise = np.asarray(values, dtype=np.float64), np.asarray(spread, dtype=np.float64) ** 2
-    if len(times) < 3:
-        return times
-    smooth = fit(np.interp(np.arange(units[-1] + 1), units, times))
-    line = np.array([smooth(count) for count in units])
-    real = max(float(np.mean((times - line)[1:] ** 2 - noise[1:])), 0.0)
-    trust = np.divide(real, real + noise, out=np.ones_like(noise), where=noise > 0)
-    trust[0] = 1.0  # nothing is nothing
-    steady: Floats = trust * times + (1 - trust) * line
-    return steady
-
-
-def without_noise(values: Sequence[float] | Floats, spread: Sequence[float] | Floats) -> Floats:
-    """Pool neighbours that go down no further than the noise: more units do not take less time.
-
-    Plateaus and steps are left exactly as they were measured, and so is a dip that noise cannot explain (hardware
-    does run some sizes faster than smaller ones).
-    """
-    blocks: list[tuple[float, float, int]] = []  # mean, spread, points
-    for value, noise in zip(values, spread, strict=True):
-        block = (float(value), float(noise), 1)
-        while blocks and 0 < blocks[-1][0] - block[0] <= NOISE * (blocks[-1][1] + block[1]):
-            before = blocks.pop()
-            points = before[2] + block[2]
-            mean = (before[0] * before[2] + block[0] * block[2]) / points
-            block = (mean, max(before[1], block[1]), points)
-        blocks.append(block)
-    return np.concatenate([np.full(points, mean) for mean, _, points in blocks])
+def _sizes(layers: Sequence[dict[str, int]]) -> str:
+    """`12 layers of 12 heads and 3072 filters`, or the sizes themselves where layers differ."""
+    if any(layer != layers[0] for layer in layers):
+        return f"{len(layers)} layers {layers}"
+    return f"{len(layers)} layers of " + " and ".join(f"{count} {kind}" for kind, count in layers[0].items())

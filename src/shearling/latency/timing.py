@@ -1,4 +1,7 @@
-"""Clocks, and runs that take turns: what disturbs the machine then disturbs all of them alike."""
+"""Runs of a model, eager or recorded as a CUDA graph; clocks; and runs that take turns.
+
+What disturbs the machine disturbs all that take turns alike.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,65 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
+
+from shearling.engine.cuda_graph import recorded
+from shearling.engine.hooks import device_of
+from shearling.errors import InputError
+from shearling.schema import RUNTIMES
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 Run = Callable[[], object]
 
 HEAD_START = 2e9  # clock ticks a second, about: how long a GPU is kept waiting so that the host gets ahead of it
 LONGEST_WAIT = 2.0  # seconds
+LONGEST_TURNS = 20.0  # seconds, about
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A recorded run; what it was recorded from has to live as long, for the graph reads its memory."""
+
+    run: Run
+    graph: torch.cuda.CUDAGraph
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
+def check_runtime(runtime: str, device: torch.device) -> None:
+    """Raise unless models can be run in this way there."""
+    if runtime not in RUNTIMES:
+        raise InputError(f"There is no runtime {runtime!r}; choose from {', '.join(RUNTIMES)}.")
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"Models are timed on cpu and cuda; this one is on {device.type}.")
+    if runtime == "graphs" and device.type != "cuda":
+        raise InputError(f"CUDA graphs need an NVIDIA GPU, and the model is on {device.type}; use the runtime 'eager'.")
+
+
+def runner(model: PreTrainedModel, example: dict[str, Tensor], runtime: str) -> Run:
+    """One forward pass of the model on the example, as often as it is called."""
+    run = partial(model, **example)
+    if runtime == "eager":
+        return run
+    run()  # what fails here has nothing to do with graphs
+    try:
+        return Replay(run, recorded(run, device_of(model)))
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # the forward pass asks the device for something, or copies from the host
+        why = str(error).strip().partition("\n")[0]
+        raise InputError(
+            f"{type(model).__name__} cannot be recorded as a CUDA graph ({why}); use the runtime 'eager'."
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -82,7 +135,7 @@ def _by_events(run: Run, device: torch.device) -> float:
     return float(start.elapsed_time(end)) / 1e3
 
 
-def in_turns(runs: Sequence[Run], device: torch.device, *, rounds: int = 15, seconds: float = 20.0) -> list[Times]:
+def in_turns(runs: Sequence[Run], device: torch.device, *, rounds: int = 15) -> list[Times]:
     """Every run once a round, in an order that turns around, after a warm-up: for comparing a few of them."""
     for run in [*runs, *runs]:
         wall(run, device)
@@ -92,7 +145,7 @@ def in_turns(runs: Sequence[Run], device: torch.device, *, rounds: int = 15, sec
         order = range(len(runs)) if number % 2 == 0 else reversed(range(len(runs)))
         for index in order:
             values[index].append(wall(runs[index], device))
-        if number >= 4 and time.perf_counter() - begin > seconds:
+        if number >= 4 and time.perf_counter() - begin > LONGEST_TURNS:
             break
     return [Times.of(v) for v in values]
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import nn
 
-from shearling.latency.grid import counts_to_time
-from shearling.latency.table import shape_of
+from shearling.latency.table import ShapeKey, shapes_in
 from shearling.models.shrink import shrink
 from shearling.models.structure import Structure, structure_of
 from shearling.models.sublayer import find
@@ -19,27 +18,49 @@ from shearling.models.sublayer import find
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+MOST_HEADS = 64
+MOST_STEPS = 48  # multiples of 64
+STEP = 64  # a tile of most matrix products
+FINE = 8  # what vector units and tensor cores like
+
 
 @dataclass(frozen=True)
 class Shape:
     """Sublayers that are alike but for their number of units, and the counts to time."""
 
-    key: tuple[int, str, int, int, int]
+    key: ShapeKey
     counts: list[int]
 
 
 def shapes_of(structure: Structure) -> list[Shape]:
     """Every distinct shape; the size of each sublayer is among the counts, for layers may differ."""
-    sizes: dict[tuple[int, str, int, int, int], set[int]] = {}
-    for number, sublayer in enumerate(structure.sublayers):
+    sizes: dict[ShapeKey, set[int]] = {}
+    for sublayer, key in zip(structure.sublayers, shapes_in(structure), strict=True):
         if sublayer.units:
-            sizes.setdefault(shape_of(structure, number), set()).update((sublayer.units, sublayer.floor))
+            sizes.setdefault(key, set()).update((sublayer.units, sublayer.floor))
     return [Shape(key, counts_to_time(key[1], max(found), found)) for key, found in sizes.items()]
+
+
+def counts_to_time(kind: str, units: int, also: Iterable[int] = ()) -> list[int]:
+    """Every number of heads; for filters 0, 1, all of them, multiples of 64 and some of 8. `also` is always in it."""
+    found = {0, 1, units, *also}
+    if kind == "heads":
+        step = -(-units // MOST_HEADS) if units else 1
+        found |= set(range(0, units + 1, step))
+    else:
+        tiles = -(-units // STEP)
+        found |= set(range(0, units + 1, STEP * max(1, -(-tiles // MOST_STEPS))))
+        found |= {8, 16, 24, 32, 40, 48, 56} | set(range(0, min(units, STEP), FINE))
+        for part in (0.25, 0.5, 0.75):  # between two tiles: is the way up a slope or a step?
+            tile = int(part * units) // STEP * STEP
+            found |= {tile + FINE, tile + STEP // 2}
+    return sorted(count for count in found if 0 <= count <= units)
 
 
 def members(structure: Structure, shape: Shape) -> list[int]:
     """The numbers of the sublayers of a shape."""
-    return [n for n, s in enumerate(structure.sublayers) if s.units and shape_of(structure, n) == shape.key]
+    pairs = zip(structure.sublayers, shapes_in(structure), strict=True)
+    return [n for n, (sublayer, key) in enumerate(pairs) if sublayer.units and key == shape.key]
 
 
 def with_units(structure: Structure, shape: Shape | None, count: int) -> PreTrainedModel:
@@ -72,5 +93,5 @@ def shortened(structure: Structure, depth: int) -> Structure:
 
 def sublayers_between(structure: Structure, shape: Shape, low: int, high: int) -> int:
     """How many sublayers of the shape get larger when the count goes from `low` to `high`."""
-    chosen: Sequence[int] = members(structure, shape)
-    return sum(structure.sublayers[n].floor <= low and structure.sublayers[n].units >= high for n in chosen)
+    chosen = [structure.sublayers[n] for n in members(structure, shape)]
+    return sum(sublayer.floor <= low and sublayer.units >= high for sublayer in chosen)

@@ -7,6 +7,8 @@ from functools import cache
 from statistics import fmean
 from typing import Any, NamedTuple
 
+from jinja2 import Environment, PackageLoader, Template, select_autoescape
+
 from shearling._version import __version__
 from shearling.report.charts import COLOURS, palette
 from shearling.report.facts import (
@@ -56,7 +58,7 @@ def model_page(
 def top(record: Mapping[str, Any]) -> str:
     """The top of the page alone, for a notebook."""
     facts = facts_of(record)
-    page: str = _template("top.html").render(title=facts.title, cards=facts.cards, palette=palette(), alone=True)
+    page = template("top.html").render(title=facts.title, cards=facts.cards, palette=palette(), alone=True)
     return page.replace(":root", ".shearling")  # the notebook keeps its own colours
 
 
@@ -166,20 +168,17 @@ def _flat(values: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
 
 
 def _render(*, compared: Facts | None = None, **parts: Any) -> str:
-    page: str = _template("page.html").render(
+    return template("page.html").render(
         compared=compared, palette=palette(), version=__version__, footnote=FOOTNOTE, colours=len(COLOURS), **parts
     )
-    return page
+
+
+def template(name: str) -> Template:
+    """A template of this package, for HTML or Markdown by its ending."""
+    return _environment().get_template(name)
 
 
 @cache
-def _environment() -> Any:
-    from jinja2 import Environment, PackageLoader
-
-    return Environment(
-        loader=PackageLoader("shearling.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True
-    )  # fmt: skip
-
-
-def _template(name: str) -> Any:
-    return _environment().get_template(name)
+def _environment() -> Environment:
+    loader = PackageLoader("shearling.report")
+    return Environment(loader=loader, autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True)

@@ -17,12 +17,12 @@ from shearling.data import find_task, infer_task, load_rows
 from shearling.errors import InputError, ModelError
 from shearling.evaluation.exam import Exam, make_exam
 from shearling.export.check import Runner, check
-from shearling.export.formats import Format, Job
+from shearling.export.formats import Job
 from shearling.export.graph import axes, reference
 from shearling.export.inputs import CALIBRATION, EXAMPLES, Inputs, inputs_from_rows, inputs_from_tokenizer
 from shearling.export.place import add_companions, check_place, mark, place_of, size_of, whole
 from shearling.export.result import Exported, Measured
-from shearling.export.table import Suits, check_suits, find_format, find_precision, suitable
+from shearling.export.table import Format, Suits, check_suits, find_format, find_precision, suitable
 from shearling.files import RECORD
 from shearling.latency.timing import in_turns
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shearling.checkpoint.load import read_record
-from shearling.checkpoint.pretrained import check_prunable, device_of, is_remote, load_model, load_reader
+from shearling.checkpoint.pretrained import check_prunable, is_remote, load_model, load_reader, named_device
 from shearling.checkpoint.record import add_evaluation, base_of
 from shearling.checkpoint.sentence import companions
 from shearling.costs import ratio_of
@@ -65,7 +65,7 @@ class Source:
     @property
     def examples_per_batch(self) -> int:
         """As asked for, or many on a GPU, which would idle otherwise, and few on a CPU."""
-        return self.batch_size or (512 if device_of(self.device).type == "cuda" else 32)
+        return self.batch_size or (512 if named_device(self.device).type == "cuda" else 32)
 
     def scored_per_batch(self, task: Task) -> int:
         """As asked for, or as many as fit into any memory at their longest: scoring does not try again with fewer."""

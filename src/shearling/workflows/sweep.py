@@ -13,8 +13,7 @@ from shearling.engine.distributed import on_first
 from shearling.engine.progress import Watcher
 from shearling.evaluation.exam import Exam
 from shearling.files import weights_digest
-from shearling.latency.fits import check_fits
-from shearling.latency.table import load_table
+from shearling.latency.table import check_fits, load_table
 from shearling.latency.timing import device_name
 from shearling.methods import Method
 from shearling.models.structure import structure_of

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shearling.checkpoint.pretrained import device_of
+from shearling.checkpoint.pretrained import named_device
 from shearling.engine.distributed import rank_and_world
 from shearling.engine.progress import Watcher
 from shearling.engine.silence import quiet_transformers
@@ -212,7 +212,7 @@ def last_checkpoint(work: Path) -> Path | None:
 
 def plain_device(name: str) -> torch.device:
     """`Trainer` takes the CPU or the first GPU it sees, and no particular one."""
-    device = device_of(name)
+    device = named_device(name)
     if device.index not in (None, 0):
         raise InputError(f"Retraining runs on the first GPU it sees; say CUDA_VISIBLE_DEVICES={device.index} instead.")
     return device

@@ -151,7 +151,9 @@ def test_the_first_screen_shows_the_kept_results(monkeypatch: pytest.MonkeyPatch
     scores = headline.read(headline.BENCHMARKS / "accuracy.json")["rows"]
     sizes = headline.read(headline.EXPERIMENTS / "sizes.json")["rows"]
     assert headline.three_rows(scores, sizes) in (ROOT / "README.md").read_text(encoding="utf-8")
-    drawn, kept = (re.findall(r">([^<>]+)</text>", svg) for svg in (headline.picture(scores), headline.PICTURE.read_text()))
+    drawn, kept = (
+        re.findall(r">([^<>]+)</text>", svg) for svg in (headline.picture(scores), headline.PICTURE.read_text())
+    )
     assert drawn == kept
 
 
@@ -196,7 +198,9 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     dense, pruned = map(float, re.findall(r"^dense ([\d.]+), pruned ([\d.]+)$", done.stdout, re.MULTILINE)[0])
     assert dense > 80
     assert pruned > dense - 5
-    assert all((tmp_path / name).exists() for name in ("curve.png", "tiny-model-50/tokenizer.json", "tiny-model-50.pt2"))
+    assert all(
+        (tmp_path / name).exists() for name in ("curve.png", "tiny-model-50/tokenizer.json", "tiny-model-50.pt2")
+    )
 
 
 def test_the_tree_names_what_there_is() -> None:
@@ -207,6 +211,50 @@ def test_the_tree_names_what_there_is() -> None:
     assert all((package / name).exists() for name in named), text
     folders = {p.name for p in package.iterdir() if p.is_dir() and (p / "__init__.py").exists()}
     assert folders <= {name.rstrip("/") for name in named}, "a folder of the package is not in the tree"
+
+
+PRUNE = "prune my-model --data reviews.jsonl --quiet"
+PROFILE = "profile my-model --batch-size 4 --seq-len 8 --seconds 2 --out table.json --quiet"
+WALKS = {  # by the first function of their list
+    "cli.prune.prune": f"{PRUNE} --flops 0.5 --out small",
+    "workflows.pruning.check_loaded": f"{PRUNE} --latency 0.9 --table table.json --out fast",
+    "cli.sweep.sweep": "sweep my-model --data reviews.jsonl --eval reviews.jsonl --flops 0.5 --out curve --quiet",
+}
+
+
+def test_the_walks_name_the_functions_that_are_called(workshop: dict[str, Any]) -> None:
+    """CONTRIBUTING.md lists the functions on the way of three commands, in the order of their first calls."""
+    if not TAKES_TEXTS:
+        pytest.xfail("the walks name functions that come with shearling.prune on texts")
+    assert run(shlex.split(PROFILE)) == 0
+    lists = [block.code.split("\n") for block in blocks_of(ROOT / "CONTRIBUTING.md") if block.language == "text"]
+    walks = [[line.split()[0] for line in lines if line] for lines in lists if lines[0].split()[0] in WALKS]
+    assert len(walks) == len(WALKS)
+    for walk in walks:
+        called = iter(called_by(WALKS[walk[0]].split()))
+        missing = next((name for name in walk if name not in called), None)  # `in` moves on: the order counts
+        assert missing is None, f"{missing} is not called, or not at that place, by: shearling {WALKS[walk[0]]}"
+
+
+def called_by(words: list[str]) -> list[str]:
+    """The functions of the package that a command calls, each at its first call."""
+    package = str(Path(shearling.__file__).parent)
+    found: dict[str, None] = {}
+
+    def see(frame: Any, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(package):
+            module = Path(code.co_filename).relative_to(package).with_suffix("")
+            owner = type(frame.f_locals["self"]).__name__ + "." if "self" in frame.f_locals else ""
+            found.setdefault(".".join(module.parts) + f".{owner}{code.co_name}")
+
+    before = sys.getprofile()
+    sys.setprofile(see)
+    try:
+        assert run(words) == 0
+    finally:
+        sys.setprofile(before)
+    return list(found)
 
 
 def test_the_functions_that_the_methods_page_names_exist() -> None:

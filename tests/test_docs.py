@@ -157,13 +157,17 @@ def test_the_first_screen_shows_the_kept_results(monkeypatch: pytest.MonkeyPatch
     assert drawn == kept
 
 
+def environment(**more: str) -> dict[str, str]:
+    """For subprocesses that use the same shearling as this one."""
+    path = os.pathsep.join([str(Path(shearling.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | more
+
+
 def in_processes(words: list[str]) -> subprocess.CompletedProcess[str]:
     """A command with `torchrun` or `accelerate` in front, run by this Python."""
     launchers = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.commands.accelerate_cli"}
-    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", launchers[words[0]], *words[1:]]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=500)
+    command, home = [sys.executable, "-m", launchers[words[0]], *words[1:]], environment(GLOO_SOCKET_IFNAME="lo")
+    return subprocess.run(command, env=home, capture_output=True, text=True, check=False, timeout=500)
 
 
 def test_commands_for_several_processes_run_in_two(workshop: dict[str, Any]) -> None:
@@ -189,10 +193,9 @@ def test_the_notebook_runs(tmp_path: Path) -> None:
     assert not any(cell.get("outputs") for cell in cells), "clear the outputs of the notebook before committing it"
     script = tmp_path / "quickstart.py"
     script.write_text("\n\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code"), encoding="utf-8")
-    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    home = environment(HF_HUB_OFFLINE="1", MPLBACKEND="agg")
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, str(script)], cwd=tmp_path, env=home, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     dense, pruned = map(float, re.findall(r"^dense ([\d.]+), pruned ([\d.]+)$", done.stdout, re.MULTILINE)[0])
@@ -326,10 +329,9 @@ def test_the_site_builds_and_asks_nothing_of_other_hosts(tmp_path: Path) -> None
     pytest.importorskip("mkdocstrings")
     site = tmp_path / "site"
     arguments = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(ROOT / "mkdocs.yml")]
-    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": path}
+    home = environment(NO_MKDOCS_2_WARNING="1")
     done = subprocess.run(
-        [*arguments, "-d", str(site)], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+        [*arguments, "-d", str(site)], cwd=ROOT, env=home, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     for page in site.rglob("*.html"):

@@ -223,7 +223,7 @@ def steadied(units: Sequence[int], values: Sequence[float] | Floats, spread: Seq
     line = np.array([smooth(count) for count in units])
     real = max(float(np.mean((times - line)[1:] ** 2 - noise[1:])), 0.0)
     trust = np.divide(real, real + noise, out=np.ones_like(noise), where=noise > 0)
-    trust[0] = 1.0  # nothing is nothing
+    trust[0] = 1.0  # zero units take no time
     steady: Floats = trust * times + (1 - trust) * line
     return steady
 

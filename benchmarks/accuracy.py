@@ -1,4 +1,4 @@
-"""Accuracy of both methods over tasks, budgets and seeds: the table on the README's first screen.
+"""Accuracy of both methods over tasks, budgets and seeds: the table at the top of docs/results.md.
 
     python benchmarks/accuracy.py --models MODELS --data DATA --seeds 0,1,2,3,4
 
@@ -9,7 +9,6 @@ Points are kept in OUT/points.jsonl, so that an interrupted run goes on; the tab
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,11 +18,11 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "experiments"))
 
 from common import PAPER, SURGEON, Lab, arguments, execute, lab_of  # noqa: E402
+from tables import BENCHMARKS, put, read  # noqa: E402
 
 BUDGETS = (0.7, 0.5, 0.3, 0.2, 0.1)
 METHODS = (SURGEON, PAPER)
 TITLES = {"sst2": "SST-2", "stsb": "STS-B", "mrpc": "MRPC", "qnli": "QNLI"}
-MARKS = ("<!-- results:start -->", "<!-- results:end -->")
 
 
 def rows(lab: Lab) -> Iterator[dict[str, Any]]:
@@ -52,21 +51,12 @@ def _cell(row: dict[str, Any]) -> str:
     return f"{row['value']:.1f}{spread}"
 
 
-def write_readme(markdown: str) -> None:
-    """Put the table between the marks of the README."""
-    path = ROOT / "README.md"
-    before, _, rest = path.read_text(encoding="utf-8").partition(MARKS[0])
-    _, _, after = rest.partition(MARKS[1])
-    path.write_text(f"{before}{MARKS[0]}\n{markdown}\n{MARKS[1]}{after}", encoding="utf-8")
-
-
 def main() -> None:
     parser = arguments(__doc__)
     parser.set_defaults(out=Path(__file__).parent / "results", seeds="0,1,2,3,4")
-    parser.add_argument("--write-readme", action="store_true", help="only put the kept results into the README")
-    if "--write-readme" in sys.argv:
-        kept = json.loads((Path(__file__).parent / "results" / "accuracy.json").read_text(encoding="utf-8"))
-        write_readme(table(kept["rows"]))
+    parser.add_argument("--write-docs", action="store_true", help="only put the kept results into docs/results.md")
+    if "--write-docs" in sys.argv:
+        put("docs/results.md", "results", table(read(BENCHMARKS / "accuracy.json")["rows"]))
         return
     print(table(execute("accuracy", rows, lab_of(parser.parse_args()))))
 

@@ -1,7 +1,7 @@
 """What the site adds while it is built: the command reference, the measured tables, and formulas without scripts.
 
 <!-- commands -->             every command with its options, from the program itself
-<!-- include: results -->     the block between <!-- results:start --> and <!-- results:end --> of README.md
+<!-- include: headline -->    the block between <!-- headline:start --> and <!-- headline:end --> of README.md
 $...$ and $$...$$             MathML, which browsers draw on their own
 """
 
@@ -59,7 +59,7 @@ def commands() -> str:
             "```",
             "",
         ]
-        lines += ["| option | what it does | unless given |", "|---|---|---|"]
+        lines += ["| option | what it does | default |", "|---|---|---|"]
         lines += [_row(parameter, context) for parameter in command.params if not getattr(parameter, "hidden", False)]
         parts.append("\n".join(lines))
     return "\n\n".join(parts)

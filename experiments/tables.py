@@ -166,17 +166,21 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
 }
 
 
+def put(page: str, name: str, text: str) -> None:
+    """Replace what stands between the marks of this name."""
+    path = ROOT / page
+    start, end = f"<!-- {name}:start -->", f"<!-- {name}:end -->"
+    before, found, rest = path.read_text(encoding="utf-8").partition(start)
+    _, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise SystemExit(f"{page} has no marks for '{name}'")
+    path.write_text(f"{before}{start}\n{text}\n{end}{after}", encoding="utf-8")
+    print(f"{page}: {name}")
+
+
 def main() -> None:
     for name, (page, make) in SECTIONS.items():
-        path = ROOT / page
-        text = path.read_text(encoding="utf-8")
-        start, end = f"<!-- {name}:start -->", f"<!-- {name}:end -->"
-        before, found, rest = text.partition(start)
-        _, closed, after = rest.partition(end)
-        if not (found and closed):
-            raise SystemExit(f"{page} has no marks for '{name}'")
-        path.write_text(f"{before}{start}\n{make()}\n{end}{after}", encoding="utf-8")
-        print(f"{page}: {name}")
+        put(page, name, make())
 
 
 if __name__ == "__main__":

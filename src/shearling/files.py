@@ -140,7 +140,7 @@ def _hidden_beside(target: Path) -> Iterator[Path]:
         raise OutputError(f"Cannot write beside {target}: {error.strerror}.") from None
     try:
         yield folder
-    except (OSError, SafetensorError) as error:  # safetensors tells of a full disk in its own way
+    except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
         reason = getattr(error, "strerror", None) or error
         raise OutputError(f"Could not write {target}: {reason}. Nothing was left behind.") from error
     finally:

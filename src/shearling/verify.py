@@ -1,4 +1,4 @@
-"""Can this model be pruned on this sample, and is the small model the one that was meant?"""
+"""Check that a model can be pruned on a sample, and that the pruned model computes what it should."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model card: what the Hub reads on top, what people read below."""
+"""The model card: metadata for the Hub at the top, text for people below."""
 
 from __future__ import annotations
 

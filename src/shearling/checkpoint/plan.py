@@ -1,4 +1,4 @@
-"""A measurement on disk: tensors in safetensors, with a JSON header. What they mean, the method knows."""
+"""A measurement on disk: tensors in safetensors, with a JSON header. Only the method knows what they mean."""
 
 from __future__ import annotations
 

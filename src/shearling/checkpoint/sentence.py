@@ -193,7 +193,7 @@ def _find(name: str, file: str) -> Path | None:
     quietly = dict.fromkeys(("missing_entries", "connection_errors", "gated_repo"), False)
     try:
         found = cached_file(name, file, **{f"_raise_exceptions_for_{what}": no for what, no in quietly.items()})
-    except (OSError, ValueError):  # no such id: whoever loads the model says so better
+    except (OSError, ValueError):  # no such id; loading the model gives a better message
         return None
     return None if found is None else Path(os.fspath(found))
 

@@ -104,7 +104,7 @@ def differentiable(structure: Structure) -> Iterator[list[Tensor]]:
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         hidden, rest, named = split_call(args, kwargs)
-        if not hidden.requires_grad:  # layers that share weights come by here once per depth
+        if not hidden.requires_grad:  # layers that share weights run this hook once per depth
             hidden = hidden.detach().requires_grad_()
             leaves.append(hidden)
         return (hidden, *rest), named

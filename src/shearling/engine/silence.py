@@ -1,4 +1,4 @@
-"""Keep transformers from talking beside us."""
+"""Silence the messages and progress bars of transformers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two models on the same data, side by side: do they say the same, how right are they, what do they cost."""
+"""Two models on the same data, side by side: agreement, score and cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Is the file the model? Its outputs against PyTorch's, on every batch."""
+"""Compare the outputs of an exported file with PyTorch's, on every batch."""
 
 from __future__ import annotations
 

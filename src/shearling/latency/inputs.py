@@ -1,4 +1,4 @@
-"""Inputs of a given shape, for timing: what they say does not matter, only how large they are."""
+"""Inputs of a given shape, for timing: their values do not matter, only their size."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from shearling.models.structure import Structure
 from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
 
-Evidence = Sequence[Any]  # one entry a sublayer; what it is, the method knows
+Evidence = Sequence[Any]  # one entry a sublayer; only the method knows what it is
 WantsLabels = Literal["require", "prefer", "ignore"]
 
 

@@ -59,7 +59,7 @@ class Paper(Method):
     """
 
     name: ClassVar[str] = "paper"
-    filter_step: ClassVar[int] = 1  # Alg. 2 knows no steps
+    filter_step: ClassVar[int] = 1  # Alg. 2 has no step
     importance: Importance = "fisher"
     allocation: Literal["searched", "uniform"] = "searched"
     rearrange: bool = True

@@ -1,4 +1,4 @@
-"""What a unit is worth on its own: the paper's Fisher diagonal, and the baselines it is compared with."""
+"""The importance of single units: the paper's Fisher diagonal, and the baselines it is compared with."""
 
 from __future__ import annotations
 

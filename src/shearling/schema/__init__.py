@@ -1,4 +1,4 @@
-"""What is read from disk: JSON of a sane size, and every field that others rely on is what shearling writes there."""
+"""What is read from disk: JSON of a bounded size, with every field that other code relies on checked."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_the_record_has_the_fields_of_the_design(pruned: shearling.Pruned) -> No
     assert record["seed"] == 4
     assert record["sample"]["examples"] == 16
     assert record["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
-    assert not record.keys() & {"evaluation", "agreement", "latency", "timing", "polish", "samples"}
+    assert not record.keys() & {"evaluation", "latency", "timing", "polish"}
 
 
 def test_costs_are_counted_from_the_pruned_model(pruned: shearling.Pruned) -> None:

@@ -12,7 +12,8 @@ import pytest
 from folders import rows_file
 from shearling.checkpoint.load import read_record
 from shearling.cli import run as command
-from shearling.workflows.source import Source, evaluate_source, known_dense, record_evaluation
+from shearling.workflows.evaluate import evaluate_source, known_dense, record_evaluation
+from shearling.workflows.source import Source
 
 SCORE = {"task": "sst2", "metric": "accuracy", "value": 81.25, "examples": 872, "rows": "abc"}
 

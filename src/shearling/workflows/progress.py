@@ -47,7 +47,7 @@ def watching(progress: ProgressLike = True) -> Iterator[Watcher]:
         with _bars() as watch:
             yield watch
     else:
-        yield _Lines(logger.info if logging.getLogger().handlers else _write)
+        yield _Lines(logger.info if _logged() else _write)
 
 
 def _drawable() -> bool:
@@ -58,6 +58,11 @@ def _drawable() -> bool:
 
     console = Console(stderr=True)
     return console.is_terminal or console.is_jupyter
+
+
+def _logged() -> bool:
+    """Whether the program keeps a log: lines then go there."""
+    return bool(logging.getLogger().handlers)
 
 
 def _write(line: str) -> None:

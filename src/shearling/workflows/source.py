@@ -237,6 +237,7 @@ def draw(source: Source, loaded: Loaded, *, labels: Labels) -> Any:
         text_columns=source.text_columns or _text_columns(source.data),
         label_column=source.label_column,
         pooling=pooling_of(loaded.model),
+        bucket=False,  # examples keep the order, and so the numbers, that the caller's own batches would have
     )
     return batches
 

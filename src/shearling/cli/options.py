@@ -37,10 +37,6 @@ Task = Annotated[
         rich_help_panel=INPUT,
     ),
 ]
-Eval = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option("--eval", help="Labelled rows to score on.", rich_help_panel=INPUT),
-]
 Limit = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option("--limit", help="Score on the first N rows only.", min=1, metavar="N", rich_help_panel=INPUT),

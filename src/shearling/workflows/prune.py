@@ -43,6 +43,7 @@ def prune(
     seed: int = 0,
     task: str | None = None,
     metric: str | None = None,
+    index: str | None = None,
     text_columns: Sequence[str] | None = None,
     label_column: str | None = None,
     max_length: int | None = None,
@@ -81,6 +82,7 @@ def prune(
 
     task        sst2, mnli, squad, ... or classification, sts, retrieval, ...; by default what the head is for
     metric      one of the task's others, such as r@1
+    index       retrieval: who embeds the passages; `dense` is the original, else each model embeds its own
     text_columns, label_column  where texts and labels are in files and raw data sets, if the task does not tell
     max_length  cut texts to this many tokens
     length      tokens of an example, for counting FLOPs; the sample's mean unless given
@@ -104,7 +106,7 @@ def prune(
 
         source = Source(
             model, data, task, text_columns, label_column, max_length, None, samples, seed, device, dtype,
-            trust_remote_code, length, metric, None, pooling, tokenizer,
+            trust_remote_code, length, metric, index, pooling, tokenizer,
         )  # fmt: skip
         return prune_source(
             source,

@@ -17,7 +17,7 @@ from shearling.evaluation.exam import Exam, make_exam
 from shearling.integrations.sentence_transformers import is_sentence_model, transformer_of
 from shearling.methods import Method
 from shearling.models.pooling import pooling_of
-from shearling.pipeline import MOST_SAMPLES, Samples, checked_samples
+from shearling.pipeline import Samples, checked_samples
 from shearling.workflows.given import is_text, is_transformer, needs_reading
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from shearling.data.encoder import Labels
 
 SCORED_TOKENS = 2**16  # of a batch
-SAMPLES = MOST_SAMPLES
 
 
 @dataclass(frozen=True)

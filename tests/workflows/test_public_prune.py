@@ -99,7 +99,7 @@ def test_a_model_without_an_origin_needs_a_tokenizer(texts: list[str]) -> None:
     with pytest.raises(shearling.ModelError, match="Give the tokenizer itself: tokenizer="):
         shearling.prune(model, texts, flops=0.5, progress=False)
     pruned = shearling.prune(model, texts, tokenizer=bert_tokenizer(), flops=0.5, progress=False)
-    assert pruned.report.flops.ratio <= 0.5
+    assert pruned.report.flops.ratio <= 0.5 + 1e-9
 
 
 def test_what_is_no_model_is_told(texts: list[str]) -> None:
@@ -147,7 +147,7 @@ def test_max_drop_from_python(place: Path, texts: list[str]) -> None:
 
 def test_a_plan_from_texts(place: Path, texts: list[str]) -> None:
     plan = shearling.measure(dense(place), texts, progress=False)
-    assert plan.prune(flops=0.3).report.flops.ratio <= 0.3
+    assert plan.prune(flops=0.3).report.flops.ratio <= 0.3 + 1e-9
     assert plan.prune(flops=0.6).report.agreement is not None
 
 

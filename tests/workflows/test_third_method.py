@@ -67,7 +67,7 @@ def test_from_python(place: Path) -> None:
     data = str(place / "train.jsonl")
     pruned = shearling.prune(str(place / "model"), data, flops=0.5, method="toy", progress=False, device="cpu")
     assert pruned.report.method == "toy"
-    assert pruned.report.flops.ratio <= 0.5
+    assert pruned.report.flops.ratio <= 0.5 + 1e-9
     assert "weigh" in pruned.report.seconds
     same = shearling.prune(str(place / "model"), data, flops=0.5, method=Toy(share=2.0), progress=False, device="cpu")
     assert same.report.settings == {"share": 2.0, "loud": False}

@@ -117,7 +117,7 @@ def profiled(model: Any, args: argparse.Namespace, batch: int) -> shearling.Tabl
     """A table at one batch size, in the dtype asked for."""
     dtype = DTYPES[args.dtype]
     timed = model if model.dtype == dtype else copy.deepcopy(model).to(dtype)
-    return shearling.profile(timed, batch_size=batch, seq_len=args.seq_len, runtime=args.table, budget=args.budget)
+    return shearling.profile(timed, batch_size=batch, seq_len=args.seq_len, runtime=args.table, seconds=args.budget)
 
 
 def row_of(batch: int, pruned: shearling.Pruned, dense: Any, table: shearling.Table, args: argparse.Namespace) -> Any:
@@ -178,7 +178,8 @@ def _task(args: argparse.Namespace, task: str) -> tuple[Any, shearling.Plan, Cal
     from shearling.data import read_rows
     from shearling.evaluation.exam import make_exam
     from shearling.methods import Surgeon
-    from shearling.workflows.source import Source, measure_source
+    from shearling.workflows.pruning import measure_source
+    from shearling.workflows.source import Source
 
     def file(part: str) -> str:
         return str(next(iter(sorted(args.data.glob(f"{task}.{part}.*")))))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import subprocess
 import sys
 from types import ModuleType
@@ -24,6 +26,19 @@ def test_every_name_can_be_had(name: str) -> None:
     assert value is not None
     assert not isinstance(value, ModuleType)
     assert isinstance(value, str) or value.__doc__
+
+
+WORKFLOWS = ("compare", "evaluate", "measure", "profile", "prune", "sweep")
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_every_parameter_is_documented(name: str) -> None:
+    """In the function's own words, or in those of the function that it refers to."""
+    words = getattr(shearling, name).__doc__
+    words += "".join(getattr(shearling, other).__doc__ for other in WORKFLOWS if f"`shearling.{other}`" in words)
+    for parameter in inspect.signature(getattr(shearling, name)).parameters.values():
+        assert re.search(rf"\b{parameter.name}\b", words), parameter.name
+        assert parameter.annotation is not inspect.Parameter.empty
 
 
 def test_every_error_is_one_of_ours() -> None:

@@ -59,7 +59,7 @@ def test_untouched_after_an_error_in_any_stage(method: str, stage: str, at: str)
             raise RuntimeError(f"in {name}")
 
     with pytest.raises(RuntimeError, match=f"in {stage}"):
-        shearling.prune(model, batches_of(), flops=0.5, method=method, watcher=watcher)
+        shearling.prune(model, batches_of(), flops=0.5, method=method, progress=watcher)
     assert (state(model), traces(model)) == before
 
 
@@ -152,7 +152,7 @@ def test_bad_constraints_fail_before_the_work() -> None:
 
     for given_ratio in ({"flops": 0}, {"flops": 1.5}, {"params": -1}, {"flops": float("nan")}, {"flops": "half"}, {}):
         with pytest.raises(ConstraintError):
-            shearling.prune(model_of("bert"), batches_of(1), watcher=untouched, **given_ratio)  # type: ignore[arg-type]
+            shearling.prune(model_of("bert"), batches_of(1), progress=untouched, **given_ratio)  # type: ignore[arg-type]
 
 
 def test_bad_input_is_told() -> None:

@@ -1,7 +1,7 @@
 """shearling prunes a fine-tuned Transformer in seconds, without retraining.
 
 >>> import shearling
->>> pruned = shearling.prune(model, batches, flops=0.5)  # doctest: +SKIP
+>>> pruned = shearling.prune("my-model", texts, flops=0.5)  # doctest: +SKIP
 >>> pruned.save("my-model-50")  # doctest: +SKIP
 """
 
@@ -28,10 +28,14 @@ if TYPE_CHECKING:
         UnsupportedArchitecture,
     )
     from shearling.integrations.trainer import PruneOnTrainEnd
-    from shearling.latency.profile import profile
     from shearling.latency.table import Table, load_table
     from shearling.methods import Paper, Surgeon
-    from shearling.pipeline import Plan, Pruned, load_plan, measure, prune
+    from shearling.pipeline import Plan, Pruned, load_plan
+    from shearling.workflows.compare import compare
+    from shearling.workflows.evaluate import evaluate
+    from shearling.workflows.profile import profile
+    from shearling.workflows.prune import measure, prune
+    from shearling.workflows.sweep import sweep
 
 __all__ = [
     "CheckFailed",
@@ -51,12 +55,15 @@ __all__ = [
     "TableError",
     "UnsupportedArchitecture",
     "__version__",
+    "compare",
+    "evaluate",
     "load",
     "load_plan",
     "load_table",
     "measure",
     "profile",
     "prune",
+    "sweep",
 ]
 
 # Where each public name lives; imported when first asked for, so that `import shearling` stays quick.
@@ -75,10 +82,14 @@ _HOMES = {
         "TableError",
         "UnsupportedArchitecture",
     ),
-    "shearling.latency.profile": ("profile",),
     "shearling.latency.table": ("Table", "load_table"),
     "shearling.methods": ("Paper", "Surgeon"),
-    "shearling.pipeline": ("Plan", "Pruned", "load_plan", "measure", "prune"),
+    "shearling.pipeline": ("Plan", "Pruned", "load_plan"),
+    "shearling.workflows.compare": ("compare",),
+    "shearling.workflows.evaluate": ("evaluate",),
+    "shearling.workflows.profile": ("profile",),
+    "shearling.workflows.prune": ("measure", "prune"),
+    "shearling.workflows.sweep": ("sweep",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

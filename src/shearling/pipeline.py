@@ -15,7 +15,8 @@ from torch import Tensor
 from shearling.checkpoint.plan import read_plan, write_plan
 from shearling.checkpoint.save import save
 from shearling.costs import Constraint, Limit, count_macs, count_params, parameters, sequence_lengths, whole_macs
-from shearling.engine.distributed import fail_together, rank_and_world
+from shearling.engine.agreement import Agreement, Answers, agreement, answers, held_out
+from shearling.engine.distributed import fail_together, on_first, rank_and_world
 from shearling.engine.hooks import device_of
 from shearling.engine.memory import with_smaller_batches
 from shearling.engine.progress import Stages, Watcher
@@ -145,8 +146,25 @@ class Plan:
         student, repairs = self._repair(student, kept, stages)
         with stages("check"):
             difference = self_check(teacher, student, kept, self.sample, limits)
+        with stages("agreement"):
+            alike = on_first(lambda: self._agreement(student))
         report = self._report(student, limits, stages, repairs, difference)
+        if alike is not None:
+            report, warnings = replace(report, agreement=alike.to_json()), [*warnings, *alike.warnings]
         return Pruned(student.model, kept, replace(report, extra=extra, warnings=[*report.warnings, *warnings]))
+
+    @cached_property
+    def _held_out(self) -> tuple[Sample, Answers] | None:
+        """The examples that fits leave out, with what the dense model says about them: once for all budgets."""
+        sample = held_out(self.sample)
+        return None if sample is None else (sample, answers(self.structure.model, sample))
+
+    def _agreement(self, student: Structure) -> Agreement | None:
+        """How alike the two models are on examples kept out of the fit; None where there are none."""
+        if self._held_out is None:
+            return None
+        sample, dense = self._held_out
+        return agreement(dense, answers(student.model, sample))
 
     @property
     def _step(self) -> int:

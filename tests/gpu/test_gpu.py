@@ -104,7 +104,7 @@ def test_scores_are_those_of_the_cpu() -> None:
 @pytest.mark.parametrize("runtime", ["eager", "graphs"])
 def test_a_latency_is_profiled_and_met(runtime: str) -> None:
     model = on_gpu(model_of("bert", intermediate_size=192))
-    table = shearling.profile(model, batch_size=4, seq_len=16, budget=5, runtime=runtime)
+    table = shearling.profile(model, batch_size=4, seq_len=16, seconds=5, runtime=runtime)
     assert torch.cuda.get_device_name() in table.device
     assert table.dense > 0
     result = shearling.prune(model, batches_of(5, 6), latency=0.95, table=table)

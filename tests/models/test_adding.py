@@ -56,7 +56,7 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert refused
     assert all(entry["note"] and not entry["units"] for entry in refused)
     assert run(["architectures"]) == 0
-    shown = capsys.readouterr().err
+    shown = capsys.readouterr().out
     assert all(name in shown for name in by_name)
 
 

@@ -121,7 +121,7 @@ def test_a_notebook_shows_the_top(record: dict[str, Any]) -> None:
     assert "of its FLOPs" in shown
     assert "<html" not in shown
     assert ":root" not in shown  # the notebook keeps its own colours
-    assert shown.count('class="card"') == 3
+    assert shown.count('class="card"') == 4  # agreement, FLOPs, parameters, time
 
 
 def test_the_best_point_is_the_smallest_within_one_point_on_average() -> None:

@@ -375,7 +375,9 @@ API: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "flops of True": (lambda: shearling.prune(bert(), batches_of(), flops=True), shearling.ConstraintError, "True"),
     "no constraint": (lambda: shearling.prune(bert(), batches_of()), shearling.ConstraintError, "Give a constraint"),
     "no batches": (lambda: shearling.prune(bert(), [], flops=0.5), shearling.DataError, "empty"),
-    "text for batches": (lambda: shearling.prune(bert(), ["a", "b"], flops=0.5), shearling.DataError, "str"),
+    "texts without a tokenizer": (
+        lambda: shearling.prune(bert(), ["a", "b"], flops=0.5), shearling.InputError, "Give one: tokenizer="
+    ),
     "a number for batches": (lambda: shearling.prune(bert(), 3, flops=0.5), shearling.DataError, "int"),
     "batches the model cannot run": (
         lambda: shearling.prune(bert(), [{"pixels": torch.zeros(2, 3)}], flops=0.5), shearling.DataError, "nothing"

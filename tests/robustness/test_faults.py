@@ -149,7 +149,7 @@ def test_ctrl_c_leaves_the_callers_model_alone(stage: str) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        shearling.prune(model, batches_of(), flops=0.5, watcher=watcher)
+        shearling.prune(model, batches_of(), flops=0.5, progress=watcher)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(module.training and not module._forward_hooks for module in model.modules())
     assert all(not module._forward_pre_hooks for module in model.modules())

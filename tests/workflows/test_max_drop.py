@@ -13,8 +13,11 @@ from bench import write_model, write_rows
 from shearling.cli import run
 from shearling.errors import ConstraintError, InputError
 from shearling.methods import Surgeon
+from shearling.workflows.evaluate import known_dense
 from shearling.workflows.max_drop import HIGHEST, Drop, Tried, drop_of, smallest
-from shearling.workflows.source import Source, Target, known_dense, prune_source
+from shearling.workflows.pruning import prune_source
+from shearling.workflows.source import Source
+from shearling.workflows.target import Target
 
 
 def tries(loss: Callable[[float], float], allowed: float) -> Callable[[float], tuple[float | None, Tried]]:
@@ -67,8 +70,11 @@ def source(place: Path) -> Source:
 
 
 def test_the_report_lists_what_was_tried_and_holds_the_promise(place: Path) -> None:
-    drop = Drop(2.0, str(place / "dev.jsonl"))
-    pruned, record = prune_source(source(place), Target(), Surgeon(), out=place / "out", drop=drop)
+    rows = str(place / "dev.jsonl")
+    pruned = prune_source(
+        source(place), Target(), Surgeon(), out=place / "out", evaluation=rows, drop=Drop(2.0), timing=False
+    )
+    record = pruned.report.to_json()
     found = record["max_drop"]
     assert found["dense"] - found["value"] <= 2.0 + 1e-9
     chosen = record["constraint"]["flops"]
@@ -121,10 +127,8 @@ def test_options_that_do_not_go_together(place: Path) -> None:
         Drop(1.0, by="latency").checked(Target())
     with pytest.raises(InputError, match="flops, params and latency"):
         Drop(1.0, by="heads").checked(Target())
-    with pytest.raises(InputError, match="with --max-drop only"):
-        drop_of(None, "dev.jsonl", "flops", None)
     with pytest.raises(InputError, match="--by is of use with --max-drop only"):
-        drop_of(None, None, "params", None)
-    with pytest.raises(InputError, match="--limit is of use with --max-drop only"):
-        drop_of(None, None, "flops", 100)
-    assert drop_of(None, None, "flops", None) is None
+        drop_of(None, "params")
+    with pytest.raises(InputError, match="--limit is of use with --eval only"):
+        prune_source(source(place), Target(flops=0.5), Surgeon(), limit=100)
+    assert drop_of(None) is None

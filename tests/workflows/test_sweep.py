@@ -16,6 +16,7 @@ from shearling.errors import ConstraintError, InputError, OutputError
 from shearling.evaluation.exam import evaluate
 from shearling.methods import Paper, Surgeon
 from shearling.models.structure import structure_of
+from shearling.workflows import pruning
 from shearling.workflows import sweep as sweep_job
 from shearling.workflows.grid import Grid, grid_of
 from shearling.workflows.source import Source
@@ -54,7 +55,7 @@ def measurements(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         seen.append((kwargs["method"].name, kwargs["seed"]))
         return shearling.pipeline.measure(*args, **kwargs)
 
-    monkeypatch.setattr(sweep_job, "measure", counted)
+    monkeypatch.setattr(pruning, "measure", counted)
     return seen
 
 
@@ -175,7 +176,7 @@ def test_a_dry_run_says_what_would_be_done(place: Path, tmp_path: Path, capsys: 
     assert record["points"][0] == {"method": "surgeon", "constraint": {"flops": 0.6}, "seed": 4}
     assert (record["measurements"], record["samples"], record["evaluations"]) == (2, 32, 5)
     assert run(arguments) == 0
-    assert "nothing was written" in capsys.readouterr().err
+    assert "nothing was written" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
 
 

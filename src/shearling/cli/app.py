@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -23,10 +24,12 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 for command in (prune, profile, evaluate, sweep, retrain, show, compare, export, architectures, demo):
-    app.command()(command)
+    # A command's module holds the examples that its help ends with, where it has any.
+    app.command(epilog=getattr(sys.modules[command.__module__], "EPILOG", None))(command)
 
 
 def _version(value: bool) -> None:

@@ -9,12 +9,22 @@ import typer
 
 from shearling.cli import options as o
 
+EPILOG = o.examples(
+    "shearling compare my-model my-model-50 --data dev.jsonl",
+    "shearling compare my-model my-model-50 --data texts.txt --html both.html",
+    "shearling compare my-model my-model-50 --data dev.jsonl --json | jq .agreement",
+)
+
 
 def compare(
     first: Annotated[
-        str, typer.Argument(metavar="FIRST", help="A model directory, or an id on the Hub.", show_default=False)
+        str,
+        typer.Argument(metavar="FIRST", help="A model directory, or an id on the Hub.", show_default=False),
     ],
-    second: Annotated[str, typer.Argument(metavar="SECOND", help="Another one, dense or pruned.", show_default=False)],
+    second: Annotated[
+        str,
+        typer.Argument(metavar="SECOND", help="Another one, dense or pruned.", show_default=False),
+    ],
     data: o.Data = None,
     task: o.Task = None,
     metric: o.Metric = None,
@@ -22,23 +32,24 @@ def compare(
     pooling: o.Pooling = None,
     text_columns: o.TextColumns = None,
     label_column: o.LabelColumn = None,
-    limit: Annotated[Optional[int], typer.Option(help="Only the first so many rows.", min=1)] = None,  # noqa: UP045
+    limit: o.Limit = None,
     max_length: o.MaxLength = None,
-    batch_size: o.BatchSize = 32,
+    batch_size: o.BatchSize = None,
     device: o.Device = "auto",
     trust_remote_code: o.TrustRemoteCode = False,
-    html: Annotated[Optional[Path], typer.Option(help="Write a page to this file.")] = None,  # noqa: UP045
-    force: Annotated[bool, typer.Option("--force", help="Replace the page if it exists.")] = False,
+    html: Annotated[Optional[Path], typer.Option(help="Write a page to this file.", rich_help_panel=o.OUTPUT)] = None,  # noqa: UP045
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the page if it exists.", rich_help_panel=o.OUTPUT)
+    ] = False,
     quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
-    """Compare two models on the same data: agreement, score, size, operations and latency side by side."""
+    """Compare two models on the same data: agreement, score, size, FLOPs and latency side by side."""
     from shearling.checkpoint.record import write_comparison
-    from shearling.cli.console import emit, say, watching
+    from shearling.cli.console import emit, print_facts, say, watching
     from shearling.evaluation.compare import compare as run
     from shearling.files import check_file
     from shearling.report.facts import facts_of_comparison
-    from shearling.report.text import show
 
     if html is not None:
         check_file(html, force=force)
@@ -50,7 +61,7 @@ def compare(
             data,
             task=task,
             limit=limit,
-            batch_size=batch_size,
+            batch_size=batch_size or 32,
             max_length=max_length,
             text_columns=o.columns(text_columns),
             label_column=label_column,
@@ -67,4 +78,4 @@ def compare(
     if as_json:
         emit(result.to_json())
     elif html is None:
-        show(facts_of_comparison(result.to_json()))
+        print_facts(facts_of_comparison(result.to_json()), quiet=quiet)

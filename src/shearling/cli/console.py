@@ -1,17 +1,17 @@
-"""What people see: progress and words on stderr, one JSON object on stdout."""
+"""What people see: results on stdout, for people or as one JSON object; progress and remarks on stderr."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from shearling.cli.processes import first, place
 
 if TYPE_CHECKING:
     from shearling.engine.progress import Watcher
+    from shearling.report.facts import Facts
 
 
 def complain(message: str) -> None:
@@ -24,7 +24,7 @@ def complain(message: str) -> None:
 
 
 def say(message: str, *, quiet: bool = False) -> None:
-    """Words for people, on stderr."""
+    """A remark for people, on stderr."""
     if not quiet and first():
         from rich.console import Console
 
@@ -38,26 +38,33 @@ def emit(value: dict[str, Any]) -> None:
         sys.stdout.write("\n")
 
 
-@contextmanager
-def watching(*, quiet: bool = False) -> Iterator[Watcher]:
-    """A bar per stage, with the time left."""
-    if quiet or not first():
-        yield lambda stage, done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+def warn(message: str) -> None:
+    """A remark that should not be missed, on stderr."""
+    if first():
+        from rich.console import Console
 
-    columns = (TextColumn("{task.description:<14}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bars: dict[str, TaskID] = {}
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[yellow]warning:[/] {_plain(message)}")
 
-        def watch(stage: str, done: int, total: int) -> None:
-            if stage not in bars:
-                bars[stage] = progress.add_task(stage)
-            progress.update(bars[stage], completed=done, total=total)
 
-        yield watch
+def tell(result: str, *, quiet: bool = False) -> None:
+    """A result for people, on stdout."""
+    if not quiet and first():
+        sys.stdout.write(f"{result}\n")
+
+
+def print_facts(facts: Facts, *, quiet: bool = False) -> None:
+    """A report for people, on stdout."""
+    if not quiet and first():
+        from shearling.report.text import show
+
+        show(facts)
+
+
+def watching(*, quiet: bool = False) -> AbstractContextManager[Watcher]:
+    """Bars in a terminal, one line a finished stage elsewhere, nothing where it shall be quiet."""
+    from shearling.workflows.progress import watching as watch
+
+    return watch(not quiet)
 
 
 def _plain(message: str) -> str:

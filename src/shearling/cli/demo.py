@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the pruned model and the report go.")] = Path("demo-output"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="Where the pruned model and the report go.")] = Path(
+        "demo-output"
+    ),
     flops: Annotated[float, typer.Option(help="Keep this share of the layers' FLOPs, in (0, 1].")] = 0.5,
     samples: Annotated[int, typer.Option(help="Sentences to calibrate on.", min=1)] = 1024,
     seed: o.Seed = 0,
@@ -42,7 +44,7 @@ def _picture(result: Demo) -> None:
 
     from shearling.workflows.demo import answers, summary
 
-    console = Console(stderr=True, highlight=False)
+    console = Console(highlight=False)
     console.print(f"\n{escape(str(result.pruned))}\n", soft_wrap=True)
     table = Table(
         title=f"a search among {result.search.passages:,} held-out paragraphs", title_justify="left", show_header=False

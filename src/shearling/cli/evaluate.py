@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
 from shearling.cli import options as o
+
+EPILOG = o.examples(
+    "shearling evaluate my-model-50 --data dev.jsonl",
+    "shearling evaluate my-model-50 --data dev.jsonl --record",
+    "shearling evaluate my-encoder --data queries --task retrieval --metric r@1",
+)
 
 
 def evaluate(
@@ -18,22 +24,31 @@ def evaluate(
     pooling: o.Pooling = None,
     text_columns: o.TextColumns = None,
     label_column: o.LabelColumn = None,
-    limit: Annotated[Optional[int], typer.Option(help="Only the first so many rows.", min=1)] = None,  # noqa: UP045
+    limit: o.Limit = None,
     max_length: o.MaxLength = None,
-    batch_size: o.BatchSize = 64,
+    batch_size: o.BatchSize = None,
     device: o.Device = "auto",
     dtype: o.Dtype = None,
-    compiled: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
+    compiled: Annotated[
+        bool, typer.Option("--compile", help="Run the model through torch.compile.", rich_help_panel=o.ADVANCED)
+    ] = False,
     record: Annotated[
-        bool, typer.Option("--record", help="Also write the score into the checkpoint's record and model card.")
+        bool,
+        typer.Option(
+            "--record",
+            help="Also write the score into the checkpoint's record and model card.",
+            rich_help_panel=o.OUTPUT,
+        ),
     ] = False,
     trust_remote_code: o.TrustRemoteCode = False,
     quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
     """Score MODEL, dense or pruned, on labelled data."""
-    from shearling.cli.console import emit, say, watching
-    from shearling.workflows.source import Source, evaluate_source, record_evaluation
+    from shearling.cli.console import emit, print_facts, watching
+    from shearling.report.facts import facts_of_score
+    from shearling.workflows.evaluate import evaluate_source, record_evaluation
+    from shearling.workflows.source import Source
 
     source = Source(
         model, data, task, o.columns(text_columns), label_column, max_length, batch_size, device=device, dtype=dtype,
@@ -45,4 +60,4 @@ def evaluate(
     if as_json:
         emit(result.to_json())
     else:
-        say(str(result), quiet=quiet)
+        print_facts(facts_of_score(result.to_json(), model), quiet=quiet)

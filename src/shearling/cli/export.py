@@ -9,12 +9,24 @@ import typer
 
 from shearling.cli import options as o
 
+EPILOG = o.examples(
+    "shearling export my-model-50 --format list",
+    "shearling export my-model-50 -o model.onnx",
+    "shearling export my-model-50 -o model-int8.onnx --int8 --data texts.jsonl --eval dev.jsonl",
+)
+
 
 def export(
     model: o.Model,
     out: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="The file to write; onnx: or a directory for servers.", show_default=False),
+        typer.Option(
+            "--out",
+            "-o",
+            help="The file to write; onnx: or a directory for servers.",
+            show_default=False,
+            rich_help_panel=o.OUTPUT,
+        ),
     ] = None,
     format_: Annotated[
         str, typer.Option("--format", help="onnx, torch, openvino, gguf, ctranslate2; or list: which suit MODEL.")
@@ -45,7 +57,7 @@ def export(
     as_json: o.Json = False,
 ) -> None:
     """Write MODEL, dense or pruned, for another engine, checked against PyTorch."""
-    from shearling.cli.console import emit, say, watching
+    from shearling.cli.console import emit, tell, watching
     from shearling.export.result import describe
     from shearling.export.table import describe_list
     from shearling.workflows.export import export_model, list_formats
@@ -55,7 +67,7 @@ def export(
         if as_json:
             emit({"model": model, "formats": [row.to_json() for row in found]})
         else:
-            say(describe_list(found), quiet=quiet)
+            tell(describe_list(found), quiet=quiet)
         return
     if out is None:
         raise typer.BadParameter("say where to write to", param_hint="--out")
@@ -77,7 +89,7 @@ def export(
     if as_json:
         emit(result.to_json())
     else:
-        say(describe(result), quiet=quiet)
+        tell(describe(result), quiet=quiet)
 
 
 def _precision(*, fp16: bool, int8: bool, quantise: str | None, dtype: str | None) -> str | None:

@@ -1,75 +1,160 @@
-"""Options that several commands share."""
+"""Options that several commands share, each in its panel of the help."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Literal, Optional
 
 import typer
 
+INPUT = "Model and data"
+CONSTRAINT = "Constraint"
+OUTPUT = "Output"
+METHOD = "Method"
+ADVANCED = "Advanced"
+
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A model directory, or an id on the Hub.", show_default=False)
+    str,
+    typer.Argument(metavar="MODEL", help="A model directory, or an id on the Hub.", show_default=False),
 ]
 Directory = Annotated[
     Path,
-    typer.Argument(metavar="DIRECTORY", help="A directory that `shearling prune` wrote.", show_default=False),
+    typer.Argument(
+        metavar="DIRECTORY",
+        help="A directory that `shearling prune` wrote.",
+        show_default=False,
+    ),
 ]
 Data = Annotated[
     Optional[str],  # noqa: UP045 - typer reads this at run time on Python 3.10 too
-    typer.Option("--data", help="Examples: jsonl, csv, tsv, parquet or txt, also .gz and .xz."),
+    typer.Option("--data", help="Examples: jsonl, csv, tsv, parquet or txt, also .gz and .xz.", rich_help_panel=INPUT),
 ]
 Task = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--task", help="sst2, mnli, squad, ... or classification, sts, retrieval, rerank, lm, ..."),
+    typer.Option(
+        "--task",
+        help="sst2, mnli, squad, ... or classification, sts, retrieval, rerank, lm, ...",
+        rich_help_panel=INPUT,
+    ),
+]
+Limit = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--limit", help="Score on the first N rows only.", min=1, metavar="N", rich_help_panel=INPUT),
 ]
 Metric = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--metric", help="Judge by this: ndcg@10, mrr@10, r@1, r@10, spearman, auc, ...; the task's usual."),
+    typer.Option(
+        "--metric",
+        help="Judge by this: ndcg@10, mrr@10, r@1, r@10, spearman, auc, ...; the task's usual.",
+        rich_help_panel=INPUT,
+    ),
 ]
 Index = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--index", help="retrieval: who embeds the passages. `dense` is the original; else the model scored."),
+    typer.Option(
+        "--index",
+        help="retrieval: who embeds the passages. `dense` is the original; else the model scored.",
+        rich_help_panel=INPUT,
+    ),
 ]
 Pooling = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--pooling", help="Embedding models whose files do not say: mean, cls, last, max, weighted_mean."),
+    typer.Option(
+        "--pooling",
+        help="Embedding models whose files do not say: mean, cls, last, max, weighted_mean.",
+        rich_help_panel=INPUT,
+    ),
 ]
 TextColumns = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--text-columns", help="The column(s) with the text, comma-separated, if --task does not tell."),
+    typer.Option(
+        "--text-columns",
+        help="The column(s) with the text, comma-separated, if --task does not tell.",
+        rich_help_panel=INPUT,
+    ),
 ]
 LabelColumn = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--label-column", help="The column with the label."),
+    typer.Option("--label-column", help="The column with the label.", rich_help_panel=INPUT),
 ]
-Seed = Annotated[int, typer.Option("--seed", help="Draws the sample, and labels from the model.", min=0)]
-Samples = Annotated[int, typer.Option("--samples", help="Examples to calibrate on.", min=1)]
 MaxLength = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option("--max-length", help="Cut texts to this many tokens.", min=2),
+    typer.Option("--max-length", help="Cut texts to this many tokens.", min=2, rich_help_panel=INPUT),
 ]
-Length = Annotated[
+Seed = Annotated[
+    int, typer.Option("--seed", help="Draws the sample, and labels from the model.", min=0, rich_help_panel=ADVANCED)
+]
+Samples = Annotated[
+    str,
+    typer.Option(
+        "--samples",
+        help="Examples to calibrate on: a number, or auto (2,048, or fewer where fewer do).",
+        metavar="auto|N",
+        rich_help_panel=INPUT,
+    ),
+]
+FlopsLength = Annotated[
     Optional[float],  # noqa: UP045
-    typer.Option("--length", help="Tokens of an example, for counting FLOPs; the sample's mean unless given.", min=1),
+    typer.Option(
+        "--flops-length",
+        help="Count FLOPs at this many tokens an example; by default the sample's mean.",
+        min=1,
+        rich_help_panel=ADVANCED,
+    ),
 ]
-BatchSize = Annotated[int, typer.Option("--batch-size", help="Examples per batch.", min=1)]
-AutoBatchSize = Annotated[
+OldLength = Annotated[Optional[float], typer.Option("--length", hidden=True, min=1)]  # noqa: UP045
+BatchSize = Annotated[
     Optional[int],  # noqa: UP045
-    typer.Option("--batch-size", help="Examples per batch; what suits the device, unless given.", min=1),
+    typer.Option(
+        "--batch-size",
+        help="Examples at a time when scoring; by default what suits the device.",
+        min=1,
+        rich_help_panel=ADVANCED,
+    ),
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=ADVANCED)]
 Dtype = Annotated[
     Optional[str],  # noqa: UP045
-    typer.Option("--dtype", help="float32, bfloat16, float16; the checkpoint's own unless given."),
+    typer.Option(
+        "--dtype", help="float32, bfloat16, float16; by default the checkpoint's own.", rich_help_panel=ADVANCED
+    ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace --out if it exists.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no words.")]
-Json = Annotated[bool, typer.Option("--json", help="Exactly one JSON object on stdout.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace --out if it exists.", rich_help_panel=OUTPUT)]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and --json).", rich_help_panel=OUTPUT)
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print the result as one JSON object on stdout.", rich_help_panel=OUTPUT)
+]
 TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run code that the model brings along; off unless asked for.")
+    bool, typer.Option("--trust-remote-code", help="Run code that the model brings along.", rich_help_panel=ADVANCED)
 ]
 
 
 def columns(value: str | None) -> list[str] | None:
     """`a,b` as a list."""
     return None if value is None else [name.strip() for name in value.split(",") if name.strip()]
+
+
+def samples(value: str) -> int | Literal["auto"]:
+    """`auto`, or a number of examples."""
+    if value == "auto":
+        return "auto"
+    if not value.isdecimal() or int(value) < 1:
+        raise typer.BadParameter(f"{value!r} is neither auto nor a number of examples", param_hint="--samples")
+    return int(value)
+
+
+def renamed(old: str, new: str, given: float | None, value: float | None) -> float | None:
+    """The value of an option that had another name; the old name works, with a warning."""
+    if given is None:
+        return value
+    from shearling.cli.console import warn
+
+    warn(f"{old} is now called {new}; the old name will go in the next version")
+    return given if value is None else value
+
+
+def examples(*commands: str) -> str:
+    """The end of a command's help: commands to copy."""
+    return "\n\n".join(["[bold]Examples[/]", *(f"  [dim]$[/] {command}" for command in commands)])

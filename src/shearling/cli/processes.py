@@ -41,4 +41,4 @@ def together(arguments: Sequence[str]) -> Iterator[None]:
 
 
 def _shared(arguments: Sequence[str]) -> bool:
-    return bool(arguments) and arguments[0] in SHARED and "--help" not in arguments
+    return bool(arguments) and arguments[0] in SHARED and not {"-h", "--help"} & set(arguments)

@@ -9,36 +9,54 @@ import typer
 
 from shearling.cli import options as o
 
+EPILOG = o.examples(
+    "shearling profile my-model -o table.json",
+    "shearling profile my-model --batch-size 1 --seq-len 64 --device cpu -o cpu.json --plot cpu.svg",
+    "shearling profile my-model --device cuda --runtime graphs -o gpu.json",
+)
+
 
 def profile(
     model: o.Model,
-    out: Annotated[Path, typer.Option(help="Where to write the table.", show_default=False)],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="Where to write the table.", show_default=False, rich_help_panel=o.OUTPUT),
+    ],
     batch_size: Annotated[int, typer.Option(help="Examples in a batch, as the model will run.", min=1)] = 32,
     seq_len: Annotated[int, typer.Option(help="Tokens in an example, as the model will run.", min=1)] = 128,
     device: o.Device = "auto",
     dtype: o.Dtype = None,
     threads: Annotated[
-        int | None, typer.Option(help="Threads of the CPU; torch's own choice unless given.", min=1)
+        int | None,
+        typer.Option(help="Threads of the CPU; torch's own choice by default.", min=1, rich_help_panel=o.ADVANCED),
     ] = None,
     runtime: Annotated[
         str, typer.Option(help="How the model will run: `eager`, or `graphs` for CUDA graphs.", metavar="NAME")
     ] = "eager",
-    budget: Annotated[float, typer.Option(help="Seconds to spend, about.", min=1.0)] = 60.0,
-    plot: Annotated[Optional[Path], typer.Option(help="Draw the table and the fit: svg, png or pdf.")] = None,  # noqa: UP045
+    seconds: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(help="How long to measure, about; 60 by default.", min=1.0, rich_help_panel=o.ADVANCED),
+    ] = None,
+    budget: Annotated[Optional[float], typer.Option("--budget", hidden=True, min=1.0)] = None,  # noqa: UP045
+    plot: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Draw the table and the fit: svg, png or pdf.", rich_help_panel=o.OUTPUT),
+    ] = None,
     trust_remote_code: o.TrustRemoteCode = False,
     force: o.Force = False,
     quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
     """Time MODEL's own layers here, with fewer and fewer units, for `prune --latency`."""
-    from shearling.cli.console import emit, say, watching
+    from shearling.cli.console import emit, say, tell, watching
     from shearling.workflows.profile import Setting, profile_source
 
-    setting = Setting(batch_size, seq_len, device, dtype, threads, runtime, budget, trust_remote_code)
+    spent = o.renamed("--budget", "--seconds", budget, seconds) or 60.0
+    setting = Setting(batch_size, seq_len, device, dtype, threads, runtime, spent, trust_remote_code)
     with watching(quiet=quiet) as watcher:
         table = profile_source(model, setting, out=out, picture=plot, force=force, watcher=watcher)
     if as_json:
         emit(table.to_json() | {"out": str(out)})
     else:
-        also = "" if plot is None else f"\n  drawn in {plot}"
-        say(f"{table}\n  written to {out}{also}", quiet=quiet)
+        tell(str(table), quiet=quiet)
+        say(f"written to {out}" + ("" if plot is None else f", drawn in {plot}"), quiet=quiet)

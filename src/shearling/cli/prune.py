@@ -9,108 +9,198 @@ import typer
 
 from shearling.cli import options as o
 
+EPILOG = o.examples(
+    "shearling prune my-model --data texts.jsonl --flops 0.5 -o my-model-50",
+    "shearling prune my-model --data train.jsonl --eval dev.jsonl --flops 0.3 -o small --report small.html",
+    "shearling prune my-model --data train.jsonl --eval dev.jsonl --max-drop 1 -o small",
+)
+
 
 def prune(
     model: o.Model,
     data: o.Data = None,
     task: o.Task = None,
-    flops: Annotated[Optional[float], typer.Option(help="Keep this share of the layers' FLOPs, in (0, 1].")] = None,  # noqa: UP045
-    params: Annotated[Optional[float], typer.Option(help="Keep this share of the layers' parameters.")] = None,  # noqa: UP045
+    evaluation: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option("--eval", help="Labelled rows to score dense and pruned on.", rich_help_panel=o.INPUT),
+    ] = None,
+    limit: o.Limit = None,
+    samples: o.Samples = "auto",
+    max_length: o.MaxLength = None,
+    text_columns: o.TextColumns = None,
+    label_column: o.LabelColumn = None,
+    metric: o.Metric = None,
+    index: o.Index = None,
+    pooling: o.Pooling = None,
+    flops: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(help="Keep this share of the layers' FLOPs, in (0, 1].", rich_help_panel=o.CONSTRAINT),
+    ] = None,
+    params: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(help="Keep this share of the layers' parameters.", rich_help_panel=o.CONSTRAINT),
+    ] = None,
     latency: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option(help="Take this share of the model's time, by a latency table."),
+        typer.Option(help="Take this share of the model's time.", rich_help_panel=o.CONSTRAINT),
     ] = None,
     table: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="What `shearling profile` wrote; without it, the model is profiled first."),
+        typer.Option(
+            help="With --latency: what `shearling profile` wrote; without it, the model is profiled first.",
+            rich_help_panel=o.CONSTRAINT,
+        ),
     ] = None,
-    correct: Annotated[
-        bool, typer.Option("--correct/--no-correct", help="Choose again where the model is slower than the table says.")
-    ] = True,
+    batch_size: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(help="Examples in a batch, of the latency; 1 by default.", min=1, rich_help_panel=o.CONSTRAINT),
+    ] = None,
+    seq_len: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            help="Tokens in an example, of the latency; by default the sample's mean.",
+            min=1,
+            rich_help_panel=o.CONSTRAINT,
+        ),
+    ] = None,
     max_drop: Annotated[
         Optional[float],  # noqa: UP045
-        typer.Option(help="Find the smallest budget that loses at most so many points on --eval."),
+        typer.Option(
+            help="Find the smallest budget that loses at most this many points on --eval.",
+            rich_help_panel=o.CONSTRAINT,
+        ),
     ] = None,
-    evaluation: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--eval", help="With --max-drop: labelled rows to score on."),
+    by: Annotated[
+        str,
+        typer.Option(help="With --max-drop: a budget of flops, params or latency.", rich_help_panel=o.CONSTRAINT),
+    ] = "flops",
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option("--out", "-o", help="Where to write the pruned model.", rich_help_panel=o.OUTPUT),
     ] = None,
-    by: Annotated[str, typer.Option(help="With --max-drop: a budget of flops, params or latency.")] = "flops",
-    limit: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(help="With --max-drop: score on the first so many rows.", min=1),
+    report: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="Write the report as a page to this file.", rich_help_panel=o.OUTPUT),
     ] = None,
-    out: Annotated[Optional[Path], typer.Option(help="Where to write the pruned model.")] = None,  # noqa: UP045
-    method: Annotated[str, typer.Option(help="surgeon (default), or paper.")] = "surgeon",
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace --out and --report if they exist.", rich_help_panel=o.OUTPUT)
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the result and its cost; write nothing.", rich_help_panel=o.OUTPUT)
+    ] = False,
+    quiet: o.Quiet = False,
+    as_json: o.Json = False,
+    method: Annotated[str, typer.Option(help="How units are chosen.", rich_help_panel=o.METHOD)] = "surgeon",
+    settings: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--set",
+            help="A setting of the method, such as damp=0.02; may be given several times.",
+            metavar="NAME=VALUE",
+            rich_help_panel=o.METHOD,
+        ),
+    ] = None,
     multiple_of: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Option(help="Round filter counts to multiples of this; 8 with --latency, else 1.", min=1),
+        typer.Option(
+            help="Round filter counts to multiples of this; by default what the method asks for.",
+            min=1,
+            rich_help_panel=o.METHOD,
+        ),
     ] = None,
-    labels: Annotated[bool, typer.Option("--labels", help="surgeon: use the data's labels.")] = False,
-    refit: Annotated[bool, typer.Option("--refit/--no-refit", help="surgeon: refit the output projections.")] = True,
-    realign: Annotated[
-        bool, typer.Option("--realign/--no-realign", help="surgeon: realign what goes into the units.")
+    labels: Annotated[
+        bool, typer.Option("--labels", help="surgeon: use the data's labels.", rich_help_panel=o.METHOD)
+    ] = False,
+    refit: Annotated[
+        bool,
+        typer.Option("--refit/--no-refit", help="surgeon: refit the output projections.", rich_help_panel=o.METHOD),
     ] = True,
-    importance: Annotated[str, typer.Option(help="paper: fisher, magnitude, gradient or random.")] = "fisher",
-    allocation: Annotated[str, typer.Option(help="paper: searched or uniform.")] = "searched",
-    rearrange: Annotated[bool, typer.Option("--rearrange/--no-rearrange", help="paper: rearrange the masks.")] = True,
-    tune: Annotated[bool, typer.Option("--tune/--no-tune", help="paper: tune the masks.")] = True,
+    realign: Annotated[
+        bool,
+        typer.Option("--realign/--no-realign", help="surgeon: realign what goes into units.", rich_help_panel=o.METHOD),
+    ] = True,
+    importance: Annotated[
+        str, typer.Option(help="paper: fisher, magnitude, gradient or random.", rich_help_panel=o.METHOD)
+    ] = "fisher",
+    allocation: Annotated[str, typer.Option(help="paper: searched or uniform.", rich_help_panel=o.METHOD)] = "searched",
+    rearrange: Annotated[
+        bool,
+        typer.Option("--rearrange/--no-rearrange", help="paper: rearrange the masks.", rich_help_panel=o.METHOD),
+    ] = True,
+    tune: Annotated[
+        bool, typer.Option("--tune/--no-tune", help="paper: tune the masks.", rich_help_panel=o.METHOD)
+    ] = True,
     drop_sublayers: Annotated[
         bool,
         typer.Option(
             "--drop-sublayers/--no-drop-sublayers",
             help="paper: drop whole sublayers where their overheads alone exceed the latency.",
+            rich_help_panel=o.METHOD,
         ),
     ] = True,
-    metric: o.Metric = None,
-    index: o.Index = None,
-    pooling: o.Pooling = None,
-    text_columns: o.TextColumns = None,
-    label_column: o.LabelColumn = None,
+    correct: Annotated[
+        bool,
+        typer.Option(
+            "--correct/--no-correct",
+            help="Choose again where the model is slower than the table says.",
+            rich_help_panel=o.ADVANCED,
+        ),
+    ] = True,
+    timing: Annotated[
+        bool, typer.Option("--timing/--no-timing", help="With --eval: time both models.", rich_help_panel=o.ADVANCED)
+    ] = True,
     seed: o.Seed = 0,
-    samples: o.Samples = 2048,
-    max_length: o.MaxLength = None,
-    length: o.Length = None,
-    batch_size: o.AutoBatchSize = None,
+    flops_length: o.FlopsLength = None,
+    length: o.OldLength = None,
     device: o.Device = "auto",
     dtype: o.Dtype = None,
     trust_remote_code: o.TrustRemoteCode = False,
-    force: o.Force = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan and its cost; write nothing.")] = False,
-    quiet: o.Quiet = False,
-    as_json: o.Json = False,
 ) -> None:
     """Prune MODEL to a constraint, without retraining, and write a smaller model directory."""
-    from shearling.cli.console import emit, say, watching
-    from shearling.methods import configured
+    from shearling.cli.console import emit, print_facts, say, warn, watching
+    from shearling.files import check_file
+    from shearling.report.facts import facts_of
     from shearling.workflows.max_drop import describe_drop, drop_of
-    from shearling.workflows.source import Source, Target, prune_source
+    from shearling.workflows.method import method_from
+    from shearling.workflows.pruning import prune_source, write_report
+    from shearling.workflows.source import Source
+    from shearling.workflows.target import Target
 
     if out is None and not dry_run:
         raise typer.BadParameter("say where to write the pruned model, or use --dry-run", param_hint="--out")
+    if report is not None:
+        check_file(report, force=force)
+    if batch_size is not None and latency is None and evaluation is None:
+        warn("--batch-size is that of a latency and of timing; the batches of the sample need no option")
     source = Source(
-        model, data, task, o.columns(text_columns), label_column, max_length, batch_size, samples, seed, device, dtype,
-        trust_remote_code, length, metric, index, pooling,
+        model, data, task, o.columns(text_columns), label_column, max_length, None, o.samples(samples), seed, device,
+        dtype, trust_remote_code, o.renamed("--length", "--flops-length", length, flops_length), metric, index, pooling,
     )  # fmt: skip
-    chosen = configured(
-        method, labels=labels, refit=refit, realign=realign, importance=importance, allocation=allocation,
-        rearrange=rearrange,
-        tune=tune, drop_sublayers=drop_sublayers,
-    )  # fmt: skip
+    flags = {
+        "labels": labels, "refit": refit, "realign": realign, "importance": importance, "allocation": allocation,
+        "rearrange": rearrange, "tune": tune, "drop_sublayers": drop_sublayers,
+    }  # fmt: skip
     with watching(quiet=quiet) as watcher:
-        pruned, record = prune_source(
+        pruned = prune_source(
             source,
-            Target(flops, params, multiple_of, latency, table, correct),
-            chosen,
+            Target(flops, params, multiple_of, latency, table, correct, batch_size or 1, seq_len),
+            method_from(method, flags, settings or ()),
             out=None if dry_run else out,
-            drop=drop_of(max_drop, evaluation, by, limit),
+            evaluation=evaluation,
+            limit=limit,
+            drop=drop_of(max_drop, by),
+            timing=timing,
             force=force,
             watcher=watcher,
         )
+    record = pruned.report.to_json() | {"out": None if dry_run else str(out)}
+    if report is not None:
+        write_report(record, report, force=force)
+        say(f"report written to {report}", quiet=quiet)
     if as_json:
         emit(record)
-    else:
-        say(str(pruned), quiet=quiet)
-        if "max_drop" in record:
-            say(f"\n{describe_drop(record['max_drop'])}", quiet=quiet)
-        say("\n  not written (--dry-run)" if dry_run else f"\n  written to {out}", quiet=quiet)
+        return
+    print_facts(facts_of(record | {"base": model}), quiet=quiet)
+    if "max_drop" in record:
+        say(f"\n{describe_drop(record['max_drop'])}", quiet=quiet)
+    say("not written (--dry-run)" if dry_run else f"written to {out}", quiet=quiet)

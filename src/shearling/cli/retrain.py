@@ -12,7 +12,9 @@ from shearling.cli import options as o
 
 def retrain(
     directory: o.Directory,
-    out: Annotated[Path, typer.Option(help="Where to write the retrained model.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="Where to write the retrained model.", rich_help_panel=o.OUTPUT)
+    ],
     data: o.Data = None,
     task: o.Task = None,
     evaluation: Annotated[
@@ -29,10 +31,10 @@ def retrain(
     temperature: Annotated[float, typer.Option(help="With --teacher: how soft its answers are.")] = 2.0,
     text_columns: o.TextColumns = None,
     label_column: o.LabelColumn = None,
-    limit: Annotated[Optional[int], typer.Option(help="Score on the first so many --eval rows.", min=1)] = None,  # noqa: UP045
+    limit: o.Limit = None,
     seed: o.Seed = 0,
     max_length: o.MaxLength = None,
-    batch_size: o.BatchSize = 32,
+    batch_size: Annotated[int, typer.Option(help="Examples in a batch of the training.", min=1)] = 32,
     device: o.Device = "auto",
     trust_remote_code: o.TrustRemoteCode = False,
     force: o.Force = False,
@@ -40,7 +42,7 @@ def retrain(
     as_json: o.Json = False,
 ) -> None:
     """Retrain a pruned model on labelled data; an interrupted run goes on where it stopped."""
-    from shearling.cli.console import emit, say, watching
+    from shearling.cli.console import emit, say, tell, watching
     from shearling.workflows.retrain import retrain_source
     from shearling.workflows.source import Source
     from shearling.workflows.training import Recipe
@@ -58,8 +60,8 @@ def retrain(
         emit(record)
         return
     facts = record["retrained"]
-    say(f"{facts['steps']:,} steps in {facts['seconds']:.1f} s, mean loss {facts['loss']:.4f}", quiet=quiet)
+    tell(f"{facts['steps']:,} steps in {facts['seconds']:.1f} s, mean loss {facts['loss']:.4f}", quiet=quiet)
     if facts["before"]:
         before, after = facts["before"], facts["after"]
-        say(f"{before['metric']} {before['value']:.2f} -> {after['value']:.2f}", quiet=quiet)
+        tell(f"{before['metric']} {before['value']:.2f} -> {after['value']:.2f}", quiet=quiet)
     say(f"written to {out}", quiet=quiet)

@@ -12,16 +12,17 @@ from shearling.cli import options as o
 
 def show(
     directory: o.Directory,
-    html: Annotated[Optional[Path], typer.Option(help="Write a page to this file.")] = None,  # noqa: UP045
-    force: Annotated[bool, typer.Option("--force", help="Replace the page if it exists.")] = False,
+    html: Annotated[Optional[Path], typer.Option(help="Write a page to this file.", rich_help_panel=o.OUTPUT)] = None,  # noqa: UP045
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the page if it exists.", rich_help_panel=o.OUTPUT)
+    ] = False,
     as_json: o.Json = False,
 ) -> None:
     """Show what was pruned in DIRECTORY, how, what it costs now and how well it does."""
     from shearling.checkpoint.load import read_record
     from shearling.checkpoint.record import write_page
-    from shearling.cli.console import emit, say
+    from shearling.cli.console import emit, print_facts, say
     from shearling.report.facts import facts_of
-    from shearling.report.text import show as show_facts
 
     record = read_record(directory)
     if html is not None:
@@ -30,4 +31,4 @@ def show(
     if as_json:
         emit({key: value for key, value in record.items() if key != "kept"})
     elif html is None:
-        show_facts(facts_of(record))
+        print_facts(facts_of(record))

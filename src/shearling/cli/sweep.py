@@ -9,52 +9,87 @@ import typer
 
 from shearling.cli import options as o
 
+EPILOG = o.examples(
+    "shearling sweep my-model --data train.jsonl --eval dev.jsonl --flops 0.7,0.5,0.3 -o sweep",
+    "shearling sweep my-model --data train.jsonl --eval dev.jsonl --methods surgeon,paper --seeds 0,1,2 -o sweep",
+    "shearling sweep my-model --data train.jsonl --eval dev.jsonl --latency 0.7,0.5 --table table.json -o sweep",
+)
+
 
 def sweep(
     model: o.Model,
-    out: Annotated[Path, typer.Option(help="Where results.json, curve.svg and report.html go.")],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="Where results.json, curve.svg and report.html go.", rich_help_panel=o.OUTPUT),
+    ],
     data: o.Data = None,
     evaluation: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--eval", help="Labelled rows to score every model on."),
+        typer.Option("--eval", help="Labelled rows to score every model on.", rich_help_panel=o.INPUT),
     ] = None,
     task: o.Task = None,
-    flops: Annotated[Optional[str], typer.Option(help="Budgets, comma-separated: 0.7,0.5,0.3.")] = None,  # noqa: UP045
-    params: Annotated[Optional[str], typer.Option(help="Budgets of parameters instead.")] = None,  # noqa: UP045
-    latency: Annotated[Optional[str], typer.Option(help="Budgets of latency, with --table.")] = None,  # noqa: UP045
-    table: Annotated[Optional[Path], typer.Option(help="What `shearling profile` wrote.")] = None,  # noqa: UP045
-    methods: Annotated[str, typer.Option(help="Comma-separated: surgeon, paper.")] = "surgeon",
-    seeds: Annotated[str, typer.Option("--seeds", "--seed", help="Comma-separated; each draws its own sample.")] = "0",
-    save: Annotated[bool, typer.Option("--save", help="Keep the pruned models under OUT/models.")] = False,
-    multiple_of: Annotated[Optional[int], typer.Option(help="Round filter counts.", min=1)] = None,  # noqa: UP045
-    limit: Annotated[Optional[int], typer.Option(help="Score on the first so many rows.", min=1)] = None,  # noqa: UP045
+    flops: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Budgets, comma-separated: 0.7,0.5,0.3.", rich_help_panel=o.CONSTRAINT),
+    ] = None,
+    params: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Budgets of parameters instead.", rich_help_panel=o.CONSTRAINT),
+    ] = None,
+    latency: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(help="Budgets of latency, with --table.", rich_help_panel=o.CONSTRAINT),
+    ] = None,
+    table: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(help="What `shearling profile` wrote.", rich_help_panel=o.CONSTRAINT),
+    ] = None,
+    methods: Annotated[str, typer.Option(help="Comma-separated.", rich_help_panel=o.METHOD)] = "surgeon",
+    seeds: Annotated[
+        str,
+        typer.Option("--seeds", "--seed", help="Comma-separated; each draws its own sample.", rich_help_panel=o.METHOD),
+    ] = "0",
+    save: Annotated[
+        bool, typer.Option("--save", help="Keep the pruned models under OUT/models.", rich_help_panel=o.OUTPUT)
+    ] = False,
+    multiple_of: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(help="Round filter counts.", min=1, rich_help_panel=o.METHOD),
+    ] = None,
+    limit: o.Limit = None,
     metric: o.Metric = None,
     index: o.Index = None,
     pooling: o.Pooling = None,
     text_columns: o.TextColumns = None,
     label_column: o.LabelColumn = None,
-    samples: o.Samples = 2048,
+    samples: o.Samples = "auto",
     max_length: o.MaxLength = None,
-    length: o.Length = None,
-    batch_size: o.AutoBatchSize = None,
+    flops_length: o.FlopsLength = None,
+    length: o.OldLength = None,
+    batch_size: o.BatchSize = None,
     device: o.Device = "auto",
     dtype: o.Dtype = None,
     trust_remote_code: o.TrustRemoteCode = False,
-    force: Annotated[bool, typer.Option("--force", help="Forget the sweep in OUT and start afresh.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and write nothing.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Forget the sweep in OUT and start afresh.", rich_help_panel=o.OUTPUT)
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be done, and write nothing.", rich_help_panel=o.OUTPUT)
+    ] = False,
     quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
     """Prune MODEL to many budgets by several methods, score each, and draw the curve; goes on where it was stopped."""
-    from shearling.cli.console import emit, say, watching
+    from shearling.cli.console import emit, tell, watching
     from shearling.workflows.grid import grid_of
     from shearling.workflows.source import Source
     from shearling.workflows.sweep import describe_planned, describe_sweep, planned, sweep_source
 
     grid = grid_of(methods, seeds, multiple_of, table, flops=flops, params=params, latency=latency)
     source = Source(
-        model, data, task, o.columns(text_columns), label_column, max_length, batch_size, samples, grid.seeds[0],
-        device, dtype, trust_remote_code, length, metric, index, pooling,
+        model, data, task, o.columns(text_columns), label_column, max_length, batch_size, o.samples(samples),
+        grid.seeds[0], device, dtype, trust_remote_code, o.renamed("--length", "--flops-length", length, flops_length),
+        metric, index, pooling,
     )  # fmt: skip
     if dry_run:
         record, describe = planned(source, grid, evaluation=evaluation, limit=limit), describe_planned
@@ -67,4 +102,4 @@ def sweep(
     if as_json:
         emit(record)
     else:
-        say(describe(record), quiet=quiet)
+        tell(describe(record), quiet=quiet)

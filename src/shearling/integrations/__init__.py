@@ -1,1 +1,1 @@
-"""Other libraries' ways in: transformers' Trainer."""
+"""Other libraries' ways in: transformers' Trainer, sentence-transformers."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from shearling.engine.silence import quiet_transformers
 from shearling.errors import ModelError
 from shearling.files import whole_directory
 from shearling.models.pooling import ACTIVATIONS, Mode, Pooling, Projection, set_pooling
+from shearling.pipeline import Plan, Pruned
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -127,3 +129,37 @@ def save(
             model.save_pretrained(str(folder), create_model_card=False)
         write_checkpoint(transformer_of(model), kept, report, folder, None)
     return target
+
+
+@dataclass(frozen=True, repr=False)
+class PrunedSentenceModel(Pruned):
+    """The result for a SentenceTransformer or CrossEncoder: `model` is one of them, with a smaller transformer."""
+
+    model: Any
+
+    def save(self, directory: str | os.PathLike[str], *, source: Any = None, force: bool = False) -> Path:
+        """Write a directory that `SentenceTransformer(directory)` (or CrossEncoder) and `shearling.load` read.
+
+        The model brings its tokenizer and other modules along, so `source` is not asked for anything.
+        """
+        return save(self.model, self.kept, self.report.to_json(), directory, force=force)
+
+
+def give_back(pruned: Pruned, sentence: Any) -> PrunedSentenceModel:
+    """The result as the caller gave it: the pruned transformer in a copy of the model around it."""
+    return PrunedSentenceModel(with_transformer(sentence, pruned.model), pruned.kept, pruned.report)
+
+
+@dataclass(frozen=True)
+class SentencePlan(Plan):
+    """A measurement whose results are models of sentence-transformers."""
+
+    sentence: Any = None
+
+    def _prune(self, *given: Any, **named: Any) -> PrunedSentenceModel:
+        return give_back(super()._prune(*given, **named), self.sentence)
+
+
+def sentence_plan(plan: Plan, sentence: Any) -> SentencePlan:
+    """The same measurement, for the model that the transformer came in."""
+    return SentencePlan(**{one.name: getattr(plan, one.name) for one in fields(plan)}, sentence=sentence)

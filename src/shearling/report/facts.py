@@ -111,6 +111,15 @@ def facts_of_comparison(found: Mapping[str, Any]) -> Facts:
     return Facts(f"{names[0]} and {names[1]}", (names[0], names[1]), cards, rows, notes=notes)
 
 
+def facts_of_score(found: Mapping[str, Any], model: str) -> Facts:
+    """The facts of one score: what `evaluate --json` prints."""
+    name = model.rstrip("/").rpartition("/")[2]
+    row = _score_row(found)
+    if found.get("dense") is None:
+        row = row._replace(dense="")
+    return Facts(f"{name} on {found['task']}", ("dense" if row.dense else "", name), rows=[row])
+
+
 def card_of(row: Row) -> Card:
     """A row as a big number."""
     if row.name.startswith("latency") and row.change:

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from shearling.costs import ratio_of
-from shearling.engine.distributed import on_first
 from shearling.engine.progress import Watcher
 from shearling.errors import ConstraintError, InputError
 from shearling.evaluation.exam import Evaluation, Exam
 from shearling.latency.table import load_table
 from shearling.methods import Method, method_of
 from shearling.pipeline import Plan, Pruned
+from shearling.workflows.pruning import take
 
 N = TypeVar("N", int, float)
 SEEDS = 2**63  # what torch takes
+RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)  # of FLOPs, where no budget is given
 Key = tuple[str, tuple[tuple[str, float], ...], int]  # method, constraint, seed
 
 
@@ -65,17 +65,26 @@ def grid_of(
     methods: str, seeds: str, multiple_of: int | None = None, table: Path | None = None, **budgets: str | None
 ) -> Grid:
     """The grid that comma-separated words ask for; `budgets` by kind."""
-    given = {kind: values for kind, values in budgets.items() if values is not None}
-    if len(given) > 1:
-        raise InputError(f"Sweep over one kind of budget at a time, not over {' and '.join(given)} at once.")
-    kind, values = next(iter(given.items()), ("flops", "0.9,0.8,0.7,0.6,0.5,0.4,0.3"))
+    given = {
+        kind: [_number(word, float, f"--{kind}") for word in _words(values)]
+        for kind, values in budgets.items()
+        if values is not None
+    }
     return Grid(
         {name: method_of(name) for name in _words(methods)},
-        [{kind: _number(word, float, f"--{kind}")} for word in _words(values)],
+        budgets_of(given),
         [_number(word, int, "--seeds") for word in _words(seeds)],
         multiple_of,
         table,
     ).checked()
+
+
+def budgets_of(given: Mapping[str, Sequence[float]]) -> list[dict[str, float]]:
+    """The budgets of a sweep, from ratios by kind; one kind at a time."""
+    if len(given) > 1:
+        raise InputError(f"Sweep over one kind of budget at a time, not over {' and '.join(given)} at once.")
+    kind, ratios = next(iter(given.items()), ("flops", RATIOS))
+    return [{kind: ratio} for ratio in dict.fromkeys(ratios)]
 
 
 def _words(text: str) -> list[str]:
@@ -122,7 +131,6 @@ def outcomes(
     """Every point that is not `done` yet; a method and seed that need no point are not measured either."""
     total = len(grid.points())
     count = sum(one in done for one in grid.points())
-    progress = None if watcher is None else partial(watcher, "evaluate")
     for seed in grid.seeds:
         for name, method in grid.methods.items():
             wanted = [budget for budget in grid.budgets if key(name, budget, seed) not in done]
@@ -130,17 +138,17 @@ def outcomes(
             for budget in wanted if plan else ():
                 if watcher is not None:
                     watcher("sweep", count, total)
-                yield _point(plan, exam, grid, Outcome(name, budget, seed), progress)  # type: ignore[arg-type]
+                yield _point(plan, exam, grid, Outcome(name, budget, seed), watcher)  # type: ignore[arg-type]
                 count += 1
     if watcher is not None:
         watcher("sweep", total, total)
 
 
-def _point(plan: Plan, exam: Exam, grid: Grid, point: Outcome, progress: Any) -> Outcome:
+def _point(plan: Plan, exam: Exam, grid: Grid, point: Outcome, watcher: Watcher | None) -> Outcome:
     asked: dict[str, Any] = {**point.constraint, "table": grid.table, "multiple_of": grid.multiple_of}
     try:
         pruned = plan.prune(**asked)
     except ConstraintError as error:  # this budget cannot be met; the others may
         return Outcome(point.method, point.constraint, point.seed, problem=str(error))
-    score = on_first(lambda: exam.take(pruned.model, progress=progress))
+    score = take(exam, pruned.model, watcher)
     return Outcome(point.method, point.constraint, point.seed, pruned, score)

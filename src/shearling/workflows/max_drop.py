@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import Any, TypeVar
 
 from shearling.costs import KINDS
-from shearling.engine.distributed import on_first
 from shearling.engine.progress import Watcher
 from shearling.errors import ConstraintError, InputError
 from shearling.evaluation.exam import Evaluation, Exam
 from shearling.pipeline import Plan, Pruned
-from shearling.workflows.source import Target, cut
+from shearling.workflows.pruning import take, with_scores
+from shearling.workflows.source import quiet
+from shearling.workflows.target import Target
 
 STEP = 0.01  # budgets are tried in hundredths
 BY = "flops"  # what is searched for, unless asked otherwise
 HIGHEST = (0.95, 0.99)  # tried in turn where nothing smaller will do
+TRIES = 7  # what bisection in hundredths takes, about
 T = TypeVar("T")
 
 
@@ -36,15 +38,12 @@ class Tried:
 class Drop:
     """The most that may be lost.
 
-    points      of the metric, on the rows of `evaluation` (a perplexity may rise by as much)
-    by          what the budget is a ratio of
-    limit       score on the first so many rows only
+    points  of the metric (a perplexity may rise by as much)
+    by      what the budget is a ratio of
     """
 
     points: float
-    evaluation: str | None = None
     by: str = BY
-    limit: int | None = None
 
     def checked(self, target: Target) -> Target:
         """Complain before any work is done; the target may say how to prune, but not how far."""
@@ -64,16 +63,19 @@ class Drop:
 
     def meet(self, plan: Plan, target: Target, exam: Exam, watcher: Watcher | None = None) -> Pruned:
         """The smallest model found that stays within the drop; its report lists every budget tried."""
-        progress = None if watcher is None else partial(watcher, "evaluate")
-        dense = on_first(lambda: exam.take(plan.structure.model, progress=progress))
+        dense = take(exam, plan.structure.model, watcher)
         sign = -1 if dense.metric == "perplexity" else 1
+        tell = watcher or quiet
+        tell("max-drop", 0, TRIES)
+        tries = itertools.count(1)
 
         def attempt(budget: float) -> tuple[tuple[Pruned, Evaluation] | None, Tried]:
             try:
-                pruned = cut(plan, self._aim(target, budget))
+                pruned = self._aim(target, budget).cut(plan)
             except ConstraintError as error:  # too small to be met at all
                 return None, Tried(budget, None, None, False, str(error))
-            score = on_first(lambda: exam.take(pruned.model, progress=progress))
+            score = take(exam, pruned.model, watcher)
+            tell("max-drop", min(next(tries), TRIES), TRIES)
             lost = sign * (dense.value - score.value)
             return (pruned, score), Tried(budget, score.value, lost, lost <= self.points + 1e-9)
 
@@ -87,9 +89,8 @@ class Drop:
             "allowed": self.points, "by": self.by, "metric": dense.metric, "dense": dense.value, "value": chosen.value,
             "drop": chosen.drop, "examples": dense.examples, "tried": [asdict(t) for t in tried],
         }  # fmt: skip
-        scored = replace(score, dense=dense.value).to_json()  # what card and `show` read
-        extra = pruned.report.extra | {"max_drop": facts, "evaluations": [scored]}
-        return replace(pruned, report=replace(pruned.report, extra=extra))
+        report = with_scores(pruned.report, dense, score)
+        return replace(pruned, report=replace(report, extra=report.extra | {"max_drop": facts}))
 
     def _aim(self, target: Target, budget: float) -> Target:
         wanted: dict[str, Any] = {self.by: budget}
@@ -125,14 +126,13 @@ def smallest(attempt: Callable[[float], tuple[T | None, Tried]]) -> tuple[T | No
     return best, tried
 
 
-def drop_of(points: float | None, evaluation: str | None, by: str, limit: int | None) -> Drop | None:
-    """The options of the command line; those that go with --max-drop make no sense without it."""
+def drop_of(points: float | None, by: str = BY) -> Drop | None:
+    """What may be lost, where that was asked; how the budget is counted makes no sense without it."""
     if points is None:
-        given = {"--eval": evaluation is not None, "--by": by != BY, "--limit": limit is not None}
-        for option in (name for name, is_given in given.items() if is_given):
-            raise InputError(f"{option} is of use with --max-drop only, such as --max-drop 1.0.")
+        if by != BY:
+            raise InputError("--by is of use with --max-drop only, such as --max-drop 1.0.")
         return None
-    return Drop(points, evaluation, by, limit)
+    return Drop(points, by)
 
 
 def describe_drop(found: dict[str, Any]) -> str:

@@ -1,17 +1,25 @@
-"""The whole job of `shearling profile`: a model directory in, a table file out."""
+"""`shearling.profile` and the command: a model, or a directory, in; a latency table, or its file, out."""
 
 from __future__ import annotations
 
+import os
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from shearling.checkpoint.pretrained import check_prunable, load_model
 from shearling.engine.progress import Watcher, silent
 from shearling.files import check_file
-from shearling.latency.profile import BUDGET, profile
+from shearling.latency.profile import BUDGET
+from shearling.latency.profile import profile as profile_model
 from shearling.latency.table import Table
 from shearling.report.charts import check_picture, plot
+from shearling.workflows.progress import ProgressLike, watching
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,54 @@ class Setting:
     runtime: str = "eager"
     budget: float = BUDGET
     trust_remote_code: bool = False
+
+
+def profile(
+    model: Any,
+    *,
+    batch_size: int = 32,
+    seq_len: int = 128,
+    threads: int | None = None,
+    runtime: str = "eager",
+    seconds: float = BUDGET,
+    inputs: dict[str, Tensor] | None = None,
+    device: str = "auto",
+    dtype: str | None = None,
+    trust_remote_code: bool = False,
+    progress: ProgressLike = True,
+    budget: float | None = None,
+) -> Table:
+    """Time the model's own layers here, with fewer and fewer units: the table that `latency=` is met by.
+
+    model       a transformers model, timed on the device and in the dtype it is in; or a directory or Hub id
+    batch_size, seq_len  examples in a batch and tokens in an example, as the model will run
+    threads     of the CPU; as many as torch uses unless given
+    runtime     "eager", or "graphs": each model is recorded as a CUDA graph and replayed
+    seconds     to spend, about; fewer layers and rounds are timed when there are few
+    inputs      your own, where the model takes something unusual; the table then has their batch size and length
+    device, dtype, trust_remote_code  for a model that is loaded by name
+    progress    True, False, or a function called with (stage, done, total)
+    budget      the old name of `seconds`
+    """
+    if budget is not None:
+        warnings.warn("budget= is now called seconds=.", DeprecationWarning, stacklevel=2)
+        seconds = budget
+    with watching(progress) as watcher:
+        if isinstance(model, (str, os.PathLike)):
+            check_prunable(str(model), trust_remote_code=trust_remote_code)
+            watcher("load", 0, 1)
+            model = load_model(str(model), device=device, dtype=dtype, trust_remote_code=trust_remote_code)
+            watcher("load", 1, 1)
+        return profile_model(
+            model,
+            batch_size=batch_size,
+            seq_len=seq_len,
+            threads=threads,
+            runtime=runtime,
+            budget=seconds,
+            inputs=inputs,
+            progress=partial(watcher, "profile"),
+        )
 
 
 def profile_source(
@@ -44,7 +100,7 @@ def profile_source(
         check_picture(picture)
     check_prunable(model, trust_remote_code=setting.trust_remote_code)
     loaded = load_model(model, device=setting.device, dtype=setting.dtype, trust_remote_code=setting.trust_remote_code)
-    table = profile(
+    table = profile_model(
         loaded,
         batch_size=setting.batch_size,
         seq_len=setting.seq_len,

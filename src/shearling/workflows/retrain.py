@@ -20,7 +20,8 @@ from shearling.engine.progress import Watcher
 from shearling.errors import ModelError, OutputError
 from shearling.files import RECORD, check_writable, weights_digest, whole_directory
 from shearling.schema import CONFIG
-from shearling.workflows.source import Source, check_early, known_dense
+from shearling.workflows.evaluate import known_dense
+from shearling.workflows.source import Source, check_early
 from shearling.workflows.training import Recipe, check_alone, last_checkpoint, plain_device, retrain
 
 if TYPE_CHECKING:

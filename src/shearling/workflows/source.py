@@ -1,66 +1,72 @@
-"""Whole jobs on files and directories: what the commands do, without a terminal."""
+"""Where a model and its examples come from, and reading them: names, files and texts become a model and examples."""
 
 from __future__ import annotations
 
-import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shearling.checkpoint.load import read_record
-from shearling.checkpoint.pretrained import check_prunable, is_remote, load_model, load_reader, named_device
-from shearling.checkpoint.record import add_evaluation, base_of
-from shearling.checkpoint.sentence import companions
-from shearling.costs import ratio_of
-from shearling.data import find_task, infer_task, load_rows, read_rows
+from shearling.checkpoint.pretrained import check_prunable, load_model, load_reader, named_device
+from shearling.checkpoint.sentence import attach_pooling
+from shearling.data import Rows, as_rows, encode, find_task, infer_task, load_rows, read_rows
 from shearling.engine.progress import Watcher
-from shearling.errors import ConstraintError, DataError, ModelError, ShearlingError
-from shearling.files import check_writable
-from shearling.latency.meet import checked_table
-from shearling.latency.table import load_table
+from shearling.errors import DataError, InputError, ModelError
+from shearling.evaluation.exam import Exam, make_exam
+from shearling.integrations.sentence_transformers import is_sentence_model, transformer_of
 from shearling.methods import Method
 from shearling.models.pooling import pooling_of
-from shearling.models.structure import structure_of
-from shearling.pipeline import MOST_SAMPLES as SAMPLES
-from shearling.pipeline import Plan, Pruned, measure
+from shearling.pipeline import Samples, checked_samples
+from shearling.workflows.given import is_text, is_transformer, needs_reading
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PreTrainedModel
 
-    from shearling.data import Batches, Rows, Task
+    from shearling.data import Batches, Task
     from shearling.data.encoder import Labels
-    from shearling.evaluation.exam import Evaluation, Exam
-    from shearling.workflows.max_drop import Drop
-
-
-_log = logging.getLogger(__name__)
 
 SCORED_TOKENS = 2**16  # of a batch
-SAME_SCORE = 0.01  # points; one model's scores on the same rows differ by less, whatever the batches
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the model and its examples come from, and how to read them."""
+    """Where the model and its examples come from, and how to read them.
 
-    model: str
-    data: str | None = None
+    model       a directory, an id on the Hub, a transformers model, a SentenceTransformer or a CrossEncoder
+    data        a file name, texts, pairs, rows, a data set, or batches
+    batch_size  of scoring; what suits the device, unless given
+    length      tokens of an example, for counting FLOPs; the sample's mean unless given
+    metric      the task's usual one, unless given
+    index       of a search: `dense`, or a model that embeds the passages; else the model scored
+    pooling     of an embedding model, where its files do not say it
+    tokenizer   the one that lies beside the model, unless given
+    """
+
+    model: Any
+    data: Any = None
     task: str | None = None
     text_columns: Sequence[str] | None = None
     label_column: str | None = None
     max_length: int | None = None
-    batch_size: int | None = None  # what suits the device, unless given
-    samples: int = SAMPLES
+    batch_size: int | None = None
+    samples: Samples = "auto"
     seed: int = 0
     device: str = "auto"
     dtype: str | None = None
     trust_remote_code: bool = False
-    length: float | None = None  # tokens of an example, for counting FLOPs; the sample's mean unless given
-    metric: str | None = None  # the task's usual one, unless given
-    index: str | None = None  # of a search: `dense`, or a model that embeds the passages; else the model scored
-    pooling: str | None = None  # of an embedding model, where its files do not say it
+    length: float | None = None
+    metric: str | None = None
+    index: str | None = None
+    pooling: str | None = None
+    tokenizer: Any = None
+
+    @property
+    def name(self) -> str:
+        """Where the model lies, as far as it is known; empty where it is not."""
+        if isinstance(self.model, (str, os.PathLike)):
+            return str(self.model)
+        return str(getattr(self.model, "name_or_path", "") or "")
 
     @property
     def examples_per_batch(self) -> int:
@@ -74,98 +80,93 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """A source, read; `batches` is a sample of `rows`."""
+class Opened:
+    """A model, and the SentenceTransformer or CrossEncoder around it where it came in one."""
 
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    task: Task
-    rows: Rows
-    batches: Batches
+    sentence: Any = None
 
 
 @dataclass(frozen=True)
-class Target:
-    """What the pruned model must meet."""
+class Loaded:
+    """A source, read.
 
-    flops: float | None = None
-    params: float | None = None
-    multiple_of: int | None = None
-    latency: float | None = None
-    table: Path | None = None
-    correct: bool = True
+    rows      what the examples were read from; None where they came as batches
+    examples  a sample of them, as the pipeline takes them
+    sentence  the SentenceTransformer or CrossEncoder that the model came in
+    """
 
-    def checked(self) -> Target:
-        """Complain about ratios before any work is done."""
-        given = {"flops": self.flops, "params": self.params, "latency": self.latency}
-        for name, value in given.items():
-            if value is not None:
-                ratio_of(f"--{name}", value)
-        if all(value is None for value in given.values()):
-            raise ConstraintError(
-                "Give a constraint: --flops 0.5, --params 0.5 or --latency 0.5 (several may be given together)."
-            )
-        if self.table is not None:
-            if self.latency is None:
-                raise ConstraintError("--table is of use with --latency only; ask for one, such as --latency 0.5.")
-            load_table(self.table)
-        return self
+    model: PreTrainedModel
+    tokenizer: Any
+    task: Task
+    rows: Rows | None
+    examples: Any
+    sentence: Any = None
 
 
-def read_source(source: Source, *, labels: Labels) -> Loaded:
-    """Load the model, its tokenizer and a sample of the data."""
+def quiet(stage: str, done: int, total: int) -> None:
+    """A watcher that shows nothing."""
+
+
+def read_source(source: Source, *, labels: Labels, scored: bool = False, watcher: Watcher | None = None) -> Loaded:
+    """Load the model, its tokenizer and a sample of the data.
+
+    scored  there will be an exam, which needs the tokenizer also where the data is batches
+    """
+    tell = watcher or quiet
     check_early(source)
-    check_prunable(source.model, trust_remote_code=source.trust_remote_code)
-    model = _model_of(source, source.model)
-    tokenizer = load_reader(source.model, model, trust_remote_code=source.trust_remote_code)
-    task = find_task(source.task) if source.task else infer_task(model)
+    if isinstance(source.model, (str, os.PathLike)):
+        check_prunable(source.name, trust_remote_code=source.trust_remote_code)
+    tell("load", 0, 1)
+    opened = open_model(source)
+    model = opened.model
+    raw = source.data is None or needs_reading(source.data)
+    tokenizer = reader_for(source, opened) if raw or scored else source.tokenizer
+    tell("load", 1, 1)
+    task = task_of(source, model)
+    if not raw:
+        return Loaded(model, tokenizer, task, None, source.data, opened.sentence)
     if source.data is None and task.hub is None:
         raise ModelError(f"No data: give --data FILE (the task '{task.name}' has no data set of its own on the Hub).")
-    rows = load_rows(source.data, task)
-    batches = sample_batches(source, rows, tokenizer, task, model, labels=labels)
-    return Loaded(model, tokenizer, task, rows, batches)
+    tell("read", 0, 1)
+    rows = rows_of(source.data, task)
+    tell("read", 1, 1)
+    tell("tokenise", 0, 1)
+    loaded = Loaded(model, tokenizer, task, rows, None, opened.sentence)
+    loaded = replace(loaded, examples=draw(source, loaded, labels=labels))
+    tell("tokenise", 1, 1)
+    return loaded
 
 
-def check_early(source: Source, *more: str | None) -> None:
+def check_early(source: Source, *more: Any) -> None:
     """Look at the task's name and at the start of every data file before anything large is read."""
-    from shearling.data import find_task
-
+    checked_samples(source.samples)
     if source.task:
         find_task(source.task)
     for data in (source.data, *more):
-        if data is not None:
+        if isinstance(data, (str, os.PathLike)):
             read_rows(data, limit=1)
 
 
-def sample_batches(
-    source: Source,
-    rows: Rows,
-    tokenizer: PreTrainedTokenizerBase,
-    task: Task,
-    model: PreTrainedModel,
-    *,
-    labels: Labels,
-) -> Batches:
-    """Draw the sample that the source asks for."""
-    from shearling.data import encode
-
-    return encode(
-        rows,
-        tokenizer,
-        task,
-        model_config=model.config,
-        max_length=source.max_length,
-        batch_size=source.examples_per_batch,
-        samples=source.samples,
-        seed=source.seed,
-        labels=labels,
-        text_columns=source.text_columns,
-        label_column=source.label_column,
-        pooling=pooling_of(model),
-    )
+def open_model(source: Source) -> Opened:
+    """The model itself, from its name or from what holds it; models that are given stay where they are."""
+    given = source.model
+    if isinstance(given, (str, os.PathLike)):
+        return Opened(model_named(source, str(given)))
+    if is_sentence_model(given):
+        return Opened(transformer_of(given), given)
+    if not is_transformer(given):
+        raise ModelError(
+            f"A {type(given).__name__} is no model that can be pruned; give a transformers model, a "
+            "SentenceTransformer or CrossEncoder, a directory, or an id on the Hub."
+        )
+    if given.base_model is given and (source.pooling or needs_reading(source.data)):
+        attach_pooling(given, source.name, source.pooling)
+    return Opened(given)
 
 
-def _model_of(source: Source, name: str) -> PreTrainedModel:
+def model_named(source: Source, name: str) -> PreTrainedModel:
+    """Load a model from a directory or the Hub, the way the source asks."""
     return load_model(
         name,
         device=source.device,
@@ -175,10 +176,73 @@ def _model_of(source: Source, name: str) -> PreTrainedModel:
     )
 
 
-def exam_of(source: Source, loaded: Loaded, evaluation: str | None, *, limit: int | None = None) -> Exam:
-    """The rows to score this model and its pruned copies on; a known task's dev split where no file is given."""
-    from shearling.evaluation.exam import make_exam
+def reader_for(source: Source, opened: Opened) -> Any:
+    """The tokenizer or processor: the one given, that of a SentenceTransformer, or the one beside the model."""
+    if source.tokenizer is not None:
+        return source.tokenizer
+    if opened.sentence is not None:
+        return opened.sentence.tokenizer
+    if not source.name:
+        raise InputError(
+            f"Texts need a tokenizer, and this {type(opened.model).__name__} does not know where it came from "
+            "(its name_or_path is empty). Give one: tokenizer=..."
+        )
+    try:
+        return load_reader(source.name, opened.model, trust_remote_code=source.trust_remote_code)
+    except ModelError as error:
+        if isinstance(source.model, (str, os.PathLike)):
+            raise
+        raise ModelError(f"{error} Give the tokenizer itself: tokenizer=...") from error
 
+
+def task_of(source: Source, model: PreTrainedModel) -> Task:
+    """The task that was asked for, or the one that the model's head is for."""
+    return find_task(source.task) if source.task else infer_task(model)
+
+
+def rows_of(data: Any, task: Task, *, split: Any = "train") -> Rows:
+    """Rows of a file, a data set, texts or pairs; of the task's own data set where there is nothing."""
+    if data is None or isinstance(data, (str, os.PathLike)):
+        return load_rows(None if data is None else str(data), task, split=split)
+    names = _text_columns(data)
+    if names is None:
+        return as_rows(data)
+    if any(not is_text(one) or isinstance(one, str) is (len(names) == 2) for one in data):
+        raise DataError("The data mixes texts, pairs of texts and other things; give one kind.")
+    return Rows({names[0]: data} if len(names) == 1 else dict(zip(names, zip(*data, strict=True), strict=True)))
+
+
+def _text_columns(data: Any) -> tuple[str, ...] | None:
+    """The names that the columns of a list of texts, or of pairs, get; None for other data."""
+    if isinstance(data, (list, tuple)) and data and is_text(data[0]):
+        return ("text",) if isinstance(data[0], str) else ("text1", "text2")
+    return None
+
+
+def draw(source: Source, loaded: Loaded, *, labels: Labels) -> Any:
+    """The examples that the source asks for, drawn by its seed; batches that were given are drawn from later on."""
+    if loaded.rows is None:
+        return loaded.examples
+    batches: Batches = encode(
+        loaded.rows,
+        loaded.tokenizer,
+        loaded.task,
+        model_config=loaded.model.config,
+        max_length=source.max_length,
+        batch_size=source.examples_per_batch,
+        samples=checked_samples(source.samples),
+        seed=source.seed,
+        labels="ignore" if _text_columns(source.data) else labels,  # texts alone have none
+        text_columns=source.text_columns or _text_columns(source.data),
+        label_column=source.label_column,
+        pooling=pooling_of(loaded.model),
+        bucket=False,  # examples keep the order, and so the numbers, that the caller's own batches would have
+    )
+    return batches
+
+
+def exam_of(source: Source, loaded: Loaded, evaluation: Any, *, limit: int | None = None) -> Exam:
+    """The rows to score this model and its pruned copies on; a known task's dev split where no file is given."""
     if evaluation is None and loaded.task.hub is None:
         raise DataError(
             f"Nothing to score on: give --eval FILE (the task '{loaded.task.name}' has no dev set of its own)."
@@ -186,7 +250,7 @@ def exam_of(source: Source, loaded: Loaded, evaluation: str | None, *, limit: in
     return make_exam(
         loaded.model,
         loaded.tokenizer,
-        load_rows(evaluation, loaded.task, split="dev"),
+        rows_of(evaluation, loaded.task, split="dev"),
         loaded.task,
         batch_size=source.scored_per_batch(loaded.task),
         max_length=source.max_length,
@@ -194,174 +258,21 @@ def exam_of(source: Source, loaded: Loaded, evaluation: str | None, *, limit: in
         label_column=source.label_column,
         limit=limit,
         metric=source.metric,
-        index=_index_of(source, loaded.model),
+        index=index_of(source, loaded.model),
     )
 
 
-def _index_of(source: Source, dense: PreTrainedModel) -> PreTrainedModel | None:
+def index_of(source: Source, dense: PreTrainedModel) -> PreTrainedModel | None:
     """The model that embeds the passages of a search; None where every model embeds its own."""
     if source.index is None:
         return None
-    return dense if source.index == "dense" else _model_of(source, source.index)
+    return dense if source.index == "dense" else model_named(source, source.index)
 
 
-def measure_source(
-    source: Source,
-    method: Method,
-    *,
-    target: Target | None = None,
-    written: bool = True,
-    watcher: Watcher | None = None,
-) -> tuple[Plan, Loaded]:
-    """Read a source and measure it, once it is clear that the target's latency table is of this model.
-
-    written  the pruned model is to be a directory
-    """
-    loaded = read_source(source, labels=labels_for(method))
-    if written and is_remote(loaded.model):
-        raise ModelError(
-            f"{type(loaded.model).__name__} is a class that came with the model, and a pruned copy of it could not be "
-            "loaded from a directory. Prune it from Python, where the result can be used at once: "
-            "shearling.prune(model, data, flops=0.5).model."
-        )
-    if target is not None:
-        checked_table(target.table, target.latency, structure_of(loaded.model))
-    plan = measure(
-        loaded.model,
-        loaded.batches,
-        method=method,
-        samples=source.samples,
-        seed=source.seed,
-        length=source.length,
-        watcher=watcher,
-    )
-    if is_remote(loaded.model) or is_remote(loaded.model.config) or is_remote(loaded.tokenizer):
-        plan = replace(plan, warnings=[*plan.warnings, "code that came with the model was run (--trust-remote-code)"])
-    return plan, loaded
-
-
-def prune_source(
-    source: Source,
-    target: Target,
-    method: Method,
-    *,
-    out: Path | None,
-    drop: Drop | None = None,
-    force: bool = False,
-    watcher: Watcher | None = None,
-) -> tuple[Pruned, dict[str, Any]]:
-    """Prune a model directory; writes `out` unless it is None. Also gives the record that `--json` prints.
-
-    drop  find the smallest budget that loses no more than this, instead of meeting the target's constraint
-    """
-    target = target.checked() if drop is None else drop.checked(target)
-    if out is not None:
-        check_writable(out, force=force, keep=(source.model,))
-    if drop is not None:
-        check_early(source, drop.evaluation)
-    plan, loaded = measure_source(source, method, target=target, written=out is not None, watcher=watcher)
-    if drop is None:
-        pruned = cut(plan, target)
-    else:
-        pruned = drop.meet(plan, target, exam_of(source, loaded, drop.evaluation, limit=drop.limit), watcher)
-    if out is not None:
-        keep(pruned, source, loaded, out, force=force)
-    return pruned, pruned.report.to_json() | {"out": None if out is None else str(out)}
-
-
-def cut(plan: Plan, target: Target) -> Pruned:
-    """Prune to a target."""
-    return plan.prune(
-        flops=target.flops,
-        params=target.params,
-        latency=target.latency,
-        table=target.table,
-        correct=target.correct,
-        multiple_of=target.multiple_of,
-    )
-
-
-def keep(pruned: Pruned, source: Source, loaded: Loaded, out: Path, *, force: bool = False) -> None:
-    """Write a pruned model, with the files that lie beside the dense one."""
-    pruned.save(out, source=companions(source.model) or loaded.tokenizer, force=force)
-
-
-def evaluate_source(
-    source: Source, *, limit: int | None = None, compiled: bool = False, watcher: Watcher | None = None
-) -> Evaluation:
-    """Score a model directory on labelled data."""
-    from shearling.evaluation.exam import evaluate
-
-    check_early(source)
-    model = _model_of(source, source.model)
-    if source.index == "dense":
-        source = replace(source, index=_original(source.model))
-    task = find_task(source.task) if source.task else infer_task(model)
-    return evaluate(
-        model,
-        load_reader(source.model, model, trust_remote_code=source.trust_remote_code),
-        load_rows(source.data, task, split="dev"),
-        task,
-        batch_size=source.scored_per_batch(task),
-        max_length=source.max_length,
-        text_columns=source.text_columns,
-        label_column=source.label_column,
-        device=source.device,
-        compile=compiled,
-        limit=limit,
-        progress=None if watcher is None else partial(watcher, "evaluate"),
-        metric=source.metric,
-        index=_index_of(source, model),
-    )
-
-
-def _original(name: str) -> str:
-    """The dense model that a checkpoint was pruned from, where it can be found."""
-    base = base_of(Path(name))
-    if base is None:
-        raise DataError(
-            f"--index dense needs the model that {name} was pruned from, and its record does not say where that is "
-            "now; give its directory instead: --index DIRECTORY"
-        )
-    return base
-
-
-def record_evaluation(
-    source: Source, *, limit: int | None = None, compiled: bool = False, watcher: Watcher | None = None
-) -> Evaluation:
-    """Score a checkpoint and write that into its record and card, beside the dense model's score.
-
-    The latter is taken from the record where it is there, else from the dense model where it lies on this machine.
-    """
-    folder = Path(source.model)
-    record = read_record(folder)  # before the work: is it a checkpoint of ours?
-    base = base_of(folder)
-    result = evaluate_source(source, limit=limit, compiled=compiled, watcher=watcher)
-    dense = known_dense(record, result.to_json())
-    if dense is None and base is not None:
-        add_evaluation(folder, result.to_json())  # whatever becomes of the other
-        try:
-            original = replace(source, model=base, index=None if source.index == "dense" else source.index)
-            dense = evaluate_source(original, limit=limit, compiled=compiled, watcher=watcher).value
-        except ShearlingError as error:
-            _log.warning("the dense model %s could not be scored: %s", base, error)
-    result = replace(result, dense=dense)
-    add_evaluation(folder, result.to_json())
-    return result
-
-
-def known_dense(record: dict[str, Any], score: dict[str, Any]) -> float | None:
-    """What a record says the dense model scored on the rows of `score`, where the pruned one's score agrees too."""
-    same = ("task", "metric", "examples", "rows")
-    for entry in record.get("evaluations") or []:
-        if not score.get("rows") or any(entry.get(name) != score[name] for name in same):
-            continue
-        value, dense = (entry.get(name) for name in ("value", "dense"))
-        if not isinstance(value, (int, float)) or not isinstance(dense, (int, float)):
-            continue
-        if abs(value - score["value"]) <= SAME_SCORE:
-            return float(dense)
-    return None
+def folder_of(source: Source) -> Path | None:
+    """The directory that the model was named by, where it is one."""
+    path = Path(source.name) if source.name else None
+    return path if path is not None and path.exists() else None
 
 
 def labels_for(*methods: Method) -> Labels:

@@ -3,33 +3,107 @@
 from __future__ import annotations
 
 import hashlib
+import os
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shearling._version import versions
-from shearling.engine.distributed import on_first
 from shearling.engine.progress import Watcher
 from shearling.evaluation.exam import Exam
 from shearling.files import weights_digest
 from shearling.latency.table import check_fits, load_table
 from shearling.latency.timing import device_name
-from shearling.methods import Method
+from shearling.methods import Method, method_of
+from shearling.models.digest import weights_digest_of
 from shearling.models.structure import structure_of
-from shearling.pipeline import Plan, measure
-from shearling.workflows.grid import Grid, Outcome, outcomes
+from shearling.pipeline import Plan, Samples
+from shearling.sample.read import sample_of
+from shearling.workflows.grid import Grid, Outcome, budgets_of, outcomes
+from shearling.workflows.progress import ProgressLike, watching
+from shearling.workflows.pruning import keep, measured, take
 from shearling.workflows.source import (
     Loaded,
     Source,
     check_early,
+    draw,
     exam_of,
-    keep,
+    folder_of,
     labels_for,
     read_source,
-    sample_batches,
 )
 from shearling.workflows.sweep_folder import CURVE, MODELS, PAGE, RESULTS, Store, megabytes, write_all
+
+if TYPE_CHECKING:
+    from shearling.workflows.given import Data
+
+
+def sweep(
+    model: Any,
+    data: Data | None = None,
+    *,
+    out: str | os.PathLike[str],
+    eval: Any = None,  # noqa: A002 - the option's name
+    flops: Sequence[float] | None = None,
+    params: Sequence[float] | None = None,
+    latency: Sequence[float] | None = None,
+    table: str | os.PathLike[str] | None = None,
+    methods: Sequence[str | Method] = ("surgeon",),
+    seeds: Sequence[int] = (0,),
+    save: bool = False,
+    limit: int | None = None,
+    multiple_of: int | None = None,
+    tokenizer: Any = None,
+    samples: Samples = "auto",
+    task: str | None = None,
+    metric: str | None = None,
+    index: str | None = None,
+    pooling: str | None = None,
+    text_columns: Sequence[str] | None = None,
+    label_column: str | None = None,
+    max_length: int | None = None,
+    length: float | None = None,
+    batch_size: int | None = None,
+    device: str = "auto",
+    dtype: str | None = None,
+    trust_remote_code: bool = False,
+    force: bool = False,
+    progress: ProgressLike = True,
+) -> dict[str, Any]:
+    """Prune to many budgets by several methods, score every model, and draw the curve; gives what `--json` prints.
+
+    out         the directory for results.json, curve.svg and report.html; a second call goes on where one was stopped
+    eval        labelled rows that every model is scored on: a file name, a data set, a list of dicts
+    flops, params, latency  the budgets, of one kind: flops=(0.7, 0.5, 0.3)
+    table       with latency: what `shearling profile` wrote
+    methods     names, or configured methods (two of one name are one)
+    seeds       each draws its own sample
+    save        keep the pruned models under out/models
+    limit       score on the first `limit` rows only
+    batch_size  of scoring; what suits the device, unless given
+    force       forget the sweep in `out` and start afresh
+
+    All others are those of `shearling.prune`.
+    """
+    given = {"flops": flops, "params": params, "latency": latency}
+    chosen = [method_of(method) for method in methods]
+    grid = Grid(
+        {method.name: method for method in chosen},
+        budgets_of({kind: values for kind, values in given.items() if values is not None}),
+        tuple(seeds),
+        multiple_of,
+        None if table is None else Path(table),
+    ).checked()
+    source = Source(
+        model, data, task, text_columns, label_column, max_length, batch_size, samples, grid.seeds[0], device, dtype,
+        trust_remote_code, length, metric, index, pooling, tokenizer,
+    )  # fmt: skip
+    with watching(progress) as watcher:
+        return sweep_source(
+            source, grid, Path(out), evaluation=eval, limit=limit, save=save, force=force, watcher=watcher
+        )
 
 
 def sweep_source(
@@ -37,14 +111,14 @@ def sweep_source(
     grid: Grid,
     out: Path,
     *,
-    evaluation: str | None = None,
+    evaluation: Any = None,
     limit: int | None = None,
     save: bool = False,
     force: bool = False,
     watcher: Watcher | None = None,
 ) -> dict[str, Any]:
     """Every point of the grid into `out`; gives what `--json` prints. A second call goes on where one was stopped."""
-    loaded, exam = _read(source, grid, evaluation, limit)
+    loaded, exam = _read(source, grid, evaluation, limit, watcher)
     store = Store(out, settings_of(source, grid, loaded, exam), force=force)
     store.facts["environment"] = {
         "device": device_name(loaded.model.device),
@@ -52,8 +126,7 @@ def sweep_source(
         **versions(),
     }
     if store.facts["dense"] is None:
-        progress = None if watcher is None else partial(watcher, "dense")
-        score = on_first(lambda: exam.take(loaded.model, progress=progress))
+        score = take(exam, loaded.model, watcher)
         structure = structure_of(loaded.model)
         store.keep_dense({
             **score.to_json(), "seconds": score.seconds, "layers": structure.sizes,
@@ -74,7 +147,7 @@ def sweep_source(
     return _finish(store, skipped, source)
 
 
-def planned(source: Source, grid: Grid, *, evaluation: str | None = None, limit: int | None = None) -> dict[str, Any]:
+def planned(source: Source, grid: Grid, *, evaluation: Any = None, limit: int | None = None) -> dict[str, Any]:
     """What `--dry-run` prints: model and data are read and checked, nothing is measured or written."""
     loaded, exam = _read(source, grid, evaluation, limit)
     points = [{"method": method, "constraint": dict(asked), "seed": seed} for method, asked, seed in grid.points()]
@@ -83,17 +156,19 @@ def planned(source: Source, grid: Grid, *, evaluation: str | None = None, limit:
         "task": loaded.task.name,
         "points": points,
         "measurements": len(grid.methods) * len(grid.seeds),
-        "samples": sum(len(next(iter(batch.values()))) for batch in loaded.batches),
+        "samples": sample_of(loaded.examples).examples,
         "evaluations": len(points) + 1,
         "examples": len(exam.rows),
     }
 
 
-def _read(source: Source, grid: Grid, evaluation: str | None, limit: int | None) -> tuple[Loaded, Exam]:
+def _read(
+    source: Source, grid: Grid, evaluation: Any, limit: int | None, watcher: Watcher | None = None
+) -> tuple[Loaded, Exam]:
     """The model, its data and its exam, once it is clear that the grid makes sense for them."""
     grid.checked()
     check_early(source, evaluation)
-    loaded = read_source(source, labels=labels_for(*grid.methods.values()))
+    loaded = read_source(source, labels=labels_for(*grid.methods.values()), scored=True, watcher=watcher)
     if grid.table is not None:
         check_fits(load_table(grid.table), structure_of(loaded.model))
     return loaded, exam_of(source, loaded, evaluation, limit=limit)
@@ -119,7 +194,7 @@ def _finish(store: Store, skipped: list[dict[str, Any]], source: Source) -> dict
     out, dense = store.folder, store.facts["dense"]
     files = {"results": str(out / RESULTS)}
     if store.results:
-        title = f"{Path(source.model).name}: {dense['task']}"
+        title = f"{Path(source.name).name}: {dense['task']}"
         curve = curve_chart(store.results, dense=dense, title=title)
         write_all({out / CURVE: curve, out / PAGE: sweep_page(store.results, store.facts, title=title)})
         files |= {"curve": str(out / CURVE), "report": str(out / PAGE)}
@@ -130,11 +205,11 @@ def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[
     """All that a point depends on besides its method, budget and seed."""
     given = {"metric": source.metric, "index": source.index, "pooling": source.pooling}
     return {name: value for name, value in given.items() if value is not None} | {
-        "model": source.model,
-        "weights": weights_digest(source.model),
+        "model": source.name,
+        "weights": weights_digest_of(loaded.model) if folder_of(source) is None else weights_digest(source.name),
         "task": loaded.task.name,
-        "data": source.data or "Hub",
-        "data_digest": loaded.rows.fingerprint(),
+        "data": data_name(source),
+        "data_digest": loaded.rows.fingerprint() if loaded.rows else sample_of(loaded.examples).fingerprint,
         "eval_digest": exam.rows.fingerprint(),
         "eval_rows": len(exam.rows),
         "samples": source.samples,
@@ -146,6 +221,13 @@ def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[
         "table": None if grid.table is None else hashlib.sha256(Path(grid.table).read_bytes()).hexdigest(),
         "methods": {name: asdict(method) for name, method in grid.methods.items()},  # type: ignore[call-overload]
     }
+
+
+def data_name(source: Source) -> str:
+    """What the settings of a sweep call its data: the file, or what kind of thing was given."""
+    if source.data is None:
+        return "Hub"
+    return str(source.data) if isinstance(source.data, (str, os.PathLike)) else type(source.data).__name__
 
 
 def describe_sweep(record: dict[str, Any]) -> str:
@@ -169,16 +251,6 @@ def name_of(outcome: Outcome) -> str:
 
 def _plan(source: Source, loaded: Loaded, watcher: Watcher | None, method: Method, seed: int) -> Plan:
     """The measurement for one method and seed, of the sample that this seed draws."""
-    batches = loaded.batches
     if seed != source.seed:
-        drawn, labels = replace(source, seed=seed), labels_for(method)
-        batches = sample_batches(drawn, loaded.rows, loaded.tokenizer, loaded.task, loaded.model, labels=labels)
-    return measure(
-        loaded.model,
-        batches,
-        method=method,
-        samples=source.samples,
-        seed=seed,
-        length=source.length,
-        watcher=watcher,
-    )
+        loaded = replace(loaded, examples=draw(replace(source, seed=seed), loaded, labels=labels_for(method)))
+    return measured(source, loaded, method, watcher, seed=seed)

@@ -1,0 +1,157 @@
+"""How alike the pruned model and the dense one are, on examples that no fit has seen.
+
+Needs no labels, so every run has it. What is compared shows in what the models return:
+
+    equal       classes, tags, spans or tokens: the share of predictions that are the same, in points
+    spearman    one number an example: rank correlation, in points
+    cosine      embeddings: mean cosine, in points
+    perplexity  causal language models: the pruned model's perplexity over the dense one's; 1 is no loss
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shearling.engine.hooks import device_of, frozen, run
+from shearling.engine.losses import embeddings, is_regression
+from shearling.engine.memory import with_smaller_batches
+from shearling.sample.batch import HELD_OUT, Batch
+from shearling.sample.sample import Sample
+
+Kind = Literal["equal", "spearman", "cosine", "perplexity"]
+# Beyond these a report warns. A pruned model that is as accurate as the dense one still decides some borderline
+# examples otherwise, so nine equal predictions in ten are no cause for alarm.
+POOR: dict[Kind, float] = {"equal": 90.0, "spearman": 95.0, "cosine": 95.0, "perplexity": 1.25}
+FEW = 16  # examples below which the figure is too rough to warn about
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What was compared, the figure, and on how many examples."""
+
+    kind: Kind
+    value: float
+    examples: int
+
+    @property
+    def poor(self) -> bool:
+        """Whether the figure is on the wrong side of what a report lets pass without a word."""
+        beyond = self.value > POOR[self.kind] if self.kind == "perplexity" else self.value < POOR[self.kind]
+        return beyond and self.examples >= FEW
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a report has to say about it."""
+        if not self.poor:
+            return []
+        what = {
+            "equal": f"only {self.value:.1f}% of the predictions are those of the dense model",
+            "spearman": f"the outputs correlate with the dense model's by only {self.value:.1f}%",
+            "cosine": f"the embeddings have a mean cosine of only {self.value:.1f}% to the dense model's",
+            "perplexity": f"the perplexity is {self.value:.2f} times the dense model's",
+        }[self.kind]
+        return [f"on {self.examples:,} examples kept out of the fit, {what}; score it before using it"]
+
+    def to_json(self) -> dict[str, Any]:
+        """The record's `agreement`."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What one model says about the examples kept out: [n, ...], one row a decision."""
+
+    kind: Kind
+    values: Tensor
+    examples: int
+
+
+def held_out(sample: Sample) -> Sample | None:
+    """The examples that fits leave out; None where the sample is too small to have any."""
+    found = [(group, (group.indices % HELD_OUT == HELD_OUT - 1).nonzero().flatten()) for group in sample.groups]
+    groups = tuple(group.pick(rows) for group, rows in found if len(rows))
+    return replace(sample, groups=groups) if groups else None
+
+
+def answers(model: Any, sample: Sample) -> Answers:
+    """Run the model over a sample and keep its decisions, in the sample's own order of batches."""
+
+    def all_of(batches: Sequence[Batch]) -> Answers:
+        parts: list[Tensor] = []
+        order: list[Tensor] = []
+        kind: Kind = "equal"
+        with frozen(model), torch.inference_mode():
+            for batch in batches:
+                here = batch.to(device_of(model))
+                kind, part, rows = _decisions(model, run(model, here), here)
+                parts.append(part.float().cpu())
+                order.append(batch.indices[rows])
+        # Batches may be cut otherwise for the other model, where memory ran out; examples keep their numbers.
+        return Answers(kind, torch.cat(parts)[torch.cat(order).argsort(stable=True)], sample.examples)
+
+    return with_smaller_batches(all_of, sample, device_of(model), backward=False)
+
+
+def agreement(dense: Answers, pruned: Answers) -> Agreement:
+    """How alike two models' decisions are."""
+    a, b = dense.values, pruned.values
+    if dense.kind == "perplexity":
+        value = math.exp(min(float(b.mean() - a.mean()), 50.0))
+    elif dense.kind == "cosine":
+        value = 100 * float(F.cosine_similarity(a, b).mean())
+    elif dense.kind == "spearman":
+        value = 100 * _correlation(_ranks(a), _ranks(b))
+    else:
+        value = 100 * float((a == b).all(-1).double().mean())
+    return Agreement(dense.kind, value, dense.examples)
+
+
+def _decisions(model: Any, outputs: Any, batch: Batch) -> tuple[Kind, Tensor, Tensor]:
+    """(kind, [n, ...] one row a decision, [n] the place of its example in the batch)."""
+    each = torch.arange(len(batch))
+    real = batch.inputs.get("attention_mask")
+    if "start_logits" in outputs:
+        ends = torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=1).float()  # [B, 2, S]
+        if real is not None:
+            ends = ends.masked_fill(real[:, None] == 0, -torch.inf)
+        return "equal", ends.argmax(-1), each
+    if "logits" not in outputs:
+        return "cosine", embeddings(model, outputs, batch), each
+    logits: Tensor = outputs["logits"].float()
+    if logits.dim() == 2:
+        if is_regression(model.config, logits):
+            return "spearman", logits[:, :1], each
+        if getattr(model.config, "problem_type", None) == "multi_label_classification":
+            return "equal", logits > 0, each
+        return "equal", logits.argmax(-1, keepdim=True), each
+    if "input_ids" in batch.inputs and model.can_generate() and not model.config.is_encoder_decoder:
+        return _next_tokens(logits, batch.inputs["input_ids"], real)
+    best = logits.argmax(-1)  # [B, S]
+    counted = torch.ones_like(best) if real is None or real.shape != best.shape else real
+    rows, _ = counted.nonzero(as_tuple=True)
+    return "equal", best[counted != 0][:, None], rows.cpu()
+
+
+def _next_tokens(logits: Tensor, tokens: Tensor, real: Tensor | None) -> tuple[Kind, Tensor, Tensor]:
+    """The loss of every real next token, [n, 1]."""
+    losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none")  # [B, S - 1]
+    counted = torch.ones_like(losses) if real is None else real[:, 1:]
+    rows, _ = counted.nonzero(as_tuple=True)
+    return "perplexity", losses[counted != 0][:, None], rows.cpu()
+
+
+def _ranks(values: Tensor) -> Tensor:
+    return values.flatten().argsort(stable=True).argsort().double()
+
+
+def _correlation(a: Tensor, b: Tensor) -> float:
+    a, b = a - a.mean(), b - b.mean()
+    size = float(a.norm() * b.norm())
+    return float(a @ b) / size if size else 1.0

@@ -1,0 +1,139 @@
+"""Score a model, dense or pruned, on labelled data; and write the score into a checkpoint's record."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shearling.checkpoint.load import read_record
+from shearling.checkpoint.record import add_evaluation, base_of
+from shearling.engine.progress import Watcher
+from shearling.errors import DataError, ShearlingError
+from shearling.evaluation.exam import Evaluation
+from shearling.workflows.progress import ProgressLike, watching
+from shearling.workflows.source import Loaded, Source, check_early, exam_of, open_model, quiet, reader_for, task_of
+
+if TYPE_CHECKING:
+    from shearling.workflows.given import Data
+
+_log = logging.getLogger(__name__)
+SAME_SCORE = 0.01  # points; one model's scores on the same rows differ by less, whatever the batches
+
+
+def evaluate(
+    model: Any,
+    data: Data | None = None,
+    *,
+    tokenizer: Any = None,
+    task: str | None = None,
+    metric: str | None = None,
+    index: str | None = None,
+    pooling: str | None = None,
+    text_columns: Sequence[str] | None = None,
+    label_column: str | None = None,
+    limit: int | None = None,
+    max_length: int | None = None,
+    batch_size: int | None = None,
+    device: str = "auto",
+    dtype: str | None = None,
+    compile: bool = False,  # noqa: A002 - the name users know from torch
+    trust_remote_code: bool = False,
+    progress: ProgressLike = True,
+) -> Evaluation:
+    """Score a model, dense or pruned, on labelled data.
+
+    model       a transformers model, a directory or Hub id, a SentenceTransformer or CrossEncoder
+    data        labelled rows: a file name, a `datasets.Dataset`, or a list of dicts; by default the task's own dev set
+    tokenizer   the one that lies beside the model, unless given
+    task        sst2, mnli, squad, ... or classification, sts, retrieval, ...; by default what the head is for
+    metric      one of the task's others, such as r@1
+    index       retrieval: who embeds the passages; `dense`, or a directory. By default the model scored
+    pooling     of an embedding model whose files do not say it: mean, cls, last, max, weighted_mean
+    text_columns, label_column  where the texts and labels are, if the task does not tell
+    limit       score on the first `limit` rows only
+    max_length  cut texts to this many tokens
+    batch_size  examples at a time; what suits the device, unless given
+    device, dtype  for a model that is loaded by name: auto, cpu, cuda; float32, bfloat16, float16
+    compile     run the model through torch.compile
+    trust_remote_code  run code that the model brings along
+    progress    True, False, or a function called with (stage, done, total)
+    """
+    source = Source(
+        model, data, task, text_columns, label_column, max_length, batch_size, device=device, dtype=dtype,
+        trust_remote_code=trust_remote_code, metric=metric, index=index, pooling=pooling, tokenizer=tokenizer,
+    )  # fmt: skip
+    with watching(progress) as watcher:
+        return evaluate_source(source, limit=limit, compiled=compile, watcher=watcher)
+
+
+def evaluate_source(
+    source: Source, *, limit: int | None = None, compiled: bool = False, watcher: Watcher | None = None
+) -> Evaluation:
+    """Score a source on its data."""
+    tell = watcher or quiet
+    check_early(source)
+    tell("load", 0, 1)
+    opened = open_model(source)
+    if source.index == "dense":
+        source = replace(source, index=_original(source.name))
+    loaded = Loaded(opened.model, reader_for(source, opened), task_of(source, opened.model), None, None)
+    tell("load", 1, 1)
+    exam = exam_of(source, loaded, source.data, limit=limit)
+    tell("evaluate", 0, 1)
+
+    def progress(done: int, total: int) -> None:
+        tell("evaluate", done, total)
+
+    return exam.take(opened.model, compile=compiled, progress=progress)
+
+
+def _original(name: str) -> str:
+    """The dense model that a checkpoint was pruned from, where it can be found."""
+    base = base_of(Path(name))
+    if base is None:
+        raise DataError(
+            f"--index dense needs the model that {name} was pruned from, and its record does not say where that is "
+            "now; give its directory instead: --index DIRECTORY"
+        )
+    return base
+
+
+def record_evaluation(
+    source: Source, *, limit: int | None = None, compiled: bool = False, watcher: Watcher | None = None
+) -> Evaluation:
+    """Score a checkpoint and write that into its record and card, beside the dense model's score.
+
+    The latter is taken from the record where it is there, else from the dense model where it lies on this machine.
+    """
+    folder = Path(source.model)
+    record = read_record(folder)  # before the work: is it a checkpoint of ours?
+    base = base_of(folder)
+    result = evaluate_source(source, limit=limit, compiled=compiled, watcher=watcher)
+    dense = known_dense(record, result.to_json())
+    if dense is None and base is not None:
+        add_evaluation(folder, result.to_json())  # whatever becomes of the other
+        try:
+            original = replace(source, model=base, index=None if source.index == "dense" else source.index)
+            dense = evaluate_source(original, limit=limit, compiled=compiled, watcher=watcher).value
+        except ShearlingError as error:
+            _log.warning("the dense model %s could not be scored: %s", base, error)
+    result = replace(result, dense=dense)
+    add_evaluation(folder, result.to_json())
+    return result
+
+
+def known_dense(record: dict[str, Any], score: dict[str, Any]) -> float | None:
+    """What a record says the dense model scored on the rows of `score`, where the pruned one's score agrees too."""
+    same = ("task", "metric", "examples", "rows")
+    for entry in record.get("evaluations") or []:
+        if not score.get("rows") or any(entry.get(name) != score[name] for name in same):
+            continue
+        value, dense = (entry.get(name) for name in ("value", "dense"))
+        if not isinstance(value, (int, float)) or not isinstance(dense, (int, float)):
+            continue
+        if abs(value - score["value"]) <= SAME_SCORE:
+            return float(dense)
+    return None

@@ -1,0 +1,46 @@
+"""What callers hand in as data, and whether it has to be read first. Light: plain batches pass here and no further."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+# A file name, texts, pairs of texts, rows, a raw or tokenised `datasets.Dataset`, a DataLoader, batches.
+Data = (
+    str
+    | os.PathLike[str]
+    | Iterable[str]
+    | Iterable[tuple[str, str]]
+    | Iterable[Mapping[str, Any]]
+    | Mapping[str, Any]  # one batch
+)
+INPUTS = {"input_ids", "inputs_embeds", "pixel_values", "input_values", "input_features"}  # what models run on
+
+
+def needs_reading(data: Any) -> bool:
+    """Whether the data is still text (or files, or rows of them), not yet what a model runs on."""
+    if isinstance(data, (str, os.PathLike)) or type(data).__name__ == "Rows":
+        return True
+    if hasattr(data, "column_names"):
+        return not INPUTS & set(data.column_names)
+    if not isinstance(data, Sequence) or not len(data):
+        return False
+    return is_text(data[0]) or (isinstance(data[0], Mapping) and _is_raw(data[0]))
+
+
+def _is_raw(row: Mapping[str, Any]) -> bool:
+    """Whether a row has neither a model's inputs nor tensors of any other name."""
+    return not INPUTS & row.keys() and not any(hasattr(value, "shape") for value in row.values())
+
+
+def is_text(example: Any) -> bool:
+    """A text, or a pair of texts."""
+    if isinstance(example, str):
+        return True
+    return isinstance(example, (list, tuple)) and len(example) == 2 and all(isinstance(e, str) for e in example)
+
+
+def is_transformer(model: Any) -> bool:
+    """Whether this is a model of transformers itself, not its name or something that holds one."""
+    return hasattr(model, "config") and hasattr(model, "base_model")

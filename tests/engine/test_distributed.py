@@ -17,6 +17,7 @@ from shearling.engine.distributed import add_up, agree, dealt, fail_together, ga
 from tiny import batches_of, model_of
 
 WORKER = """
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -51,10 +52,12 @@ args, state = SimpleNamespace(per_device_train_batch_size=3), SimpleNamespace(is
 callback.on_train_end(args, state, None, model=model_of("bert"), train_dataloader=DataLoader(rows))
 dist.barrier()
 dist.destroy_process_group()
+os._exit(0)  # torch's threads may abort a process that ends while the other is still closing
 """
 
 
 FAILING = """
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -111,6 +114,7 @@ attempt("callback", lambda: callback.on_train_end(args, state, None, model=model
 (folder / f"error.{rank}").write_text(str(callback.error))
 attempt("whole", prune)
 dist.destroy_process_group()
+os._exit(0)  # torch's threads may abort a process that ends while the other is still closing
 """
 
 

@@ -16,9 +16,20 @@ def main() -> None:
     """Run the command line: 0 done, 2 wrong use or bad input, 130 interrupted, 1 anything else."""
     signal.signal(signal.SIGTERM, _leave)
     try:
-        sys.exit(run(sys.argv[1:]))
+        _end(run(sys.argv[1:]))
     except KeyboardInterrupt:  # so early, or so late, that no command is at work
         sys.exit(INTERRUPTED)
+
+
+def _end(code: int) -> None:
+    """End the process; one of several at once, because torch's threads may abort it while another is still closing."""
+    from shearling.cli.processes import place
+
+    if place()[1] > 1:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _leave(number: int, frame: object) -> None:

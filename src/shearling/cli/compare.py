@@ -78,4 +78,4 @@ def compare(
     if as_json:
         emit(result.to_json())
     elif html is None:
-        print_facts(facts_of_comparison(result.to_json()), quiet=quiet)
+        print_facts(facts_of_comparison(result.to_json()))

@@ -145,8 +145,10 @@ def joined() -> Iterator[None]:
             "Start them with torchrun or accelerate launch, or unset these variables."
         ) from None
     try:
-        with fail_together():  # which also keeps the group until all have finished
+        with fail_together():
             yield
+        with _lost_ones_told():
+            dist.barrier()  # keep the process group alive until all ranks have left their last exchange
     finally:
         dist.destroy_process_group()
 

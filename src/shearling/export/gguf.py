@@ -161,7 +161,7 @@ def _tensors(model: PreTrainedModel, sizes: list[Layer], *, paired: bool) -> Any
 
 def _projection(owner: nn.Module, name: str, config: Any) -> Any:
     """A projection into the units; one without rows where no unit is left."""
-    return getattr(owner, name, None) or nn.utils.skip_init(nn.Linear, config.hidden_size, 0, bias=False)
+    return getattr(owner, name, None) or SimpleNamespace(weight=torch.zeros(0, config.hidden_size), bias=None)
 
 
 def _padded(tensor: Tensor, rows: int, columns: int) -> Tensor:

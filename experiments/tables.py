@@ -98,18 +98,21 @@ def real_models(task: str) -> str:
 
 
 def speed() -> str:
+    """Seconds as users meet them: a process of its own for every row, its first call and the best of the later ones."""
     lines = []
     for path in sorted(BENCHMARKS.glob("speed-*.json")):
         run = read(path)
-        for method, r in run["methods"].items():
-            gpu = run["machine"]["device"].startswith("NVIDIA")  # a CPU's seconds say little; shares and ratios hold
-            total = f"{r['seconds']:.2f}" if gpu else "-"
-            parts = {name: seconds / r["seconds"] for name, seconds in r["stages"].items()}
+        settings = run["settings"]
+        length = f"{settings['length']} tokens" if settings["length"] else "GLUE length"
+        sample = f"{settings['shapes']}, {settings['examples']:,} x {length}, {run['machine']['device']}"
+        for r in run["rows"]:
+            total = sum(r["stages_later"].values())
+            parts = {name: seconds / total for name, seconds in r["stages_later"].items()}
             stages = ", ".join(f"{name} {part:.0%}" for name, part in parts.items() if part >= NOTABLE)
-            shape = f"{run['shapes']}, {run['tokens']:,} tokens, {run['machine']['device']}"
-            share = f"{r['over_plain']:.2f}", f"{r['floor_share']:.0%}"
-            lines.append([shape, f"`{method}`", total, *share, stages])
-    return markdown(["sample", "method", "seconds", "over plain", "floor", "where"], lines)
+            times = [f"{r[name]:.1f}" for name in ("first", "later", "one_more_budget", "peak_gib")]
+            lines.append([sample, f"`{r['method']}`", f"{r['batch_size']:,}", *times, stages])
+    head = ["sample", "method", "batch size", "first call", "later calls", "one more budget", "GiB", "where (later calls)"]
+    return markdown(head, lines)
 
 
 def memory() -> str:

@@ -16,7 +16,7 @@ from shearling.sample.sample import Sample
 logger = logging.getLogger("shearling")
 T = TypeVar("T")
 # Tokens of a batch: many keep a GPU busy, few stay in a CPU's caches.
-BACKWARD_TOKENS = {"cpu": 1024, "cuda": 12288}  # forward and backward, in float32
+BACKWARD_TOKENS = {"cpu": 1024, "cuda": 10240}  # forward and backward, in float32
 FORWARD_TOKENS = {"cpu": 2048, "cuda": 18432}
 LENGTH_MULTIPLE = {"cuda": 8}  # attention kernels are slow for other lengths
 RESIDENT = 1 / 8  # of the free memory that all batches together may take on a GPU

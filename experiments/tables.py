@@ -111,7 +111,16 @@ def speed() -> str:
             stages = ", ".join(f"{name} {part:.0%}" for name, part in parts.items() if part >= NOTABLE)
             times = [f"{r[name]:.1f}" for name in ("first", "later", "one_more_budget", "peak_gib")]
             lines.append([sample, f"`{r['method']}`", f"{r['batch_size']:,}", *times, stages])
-    head = ["sample", "method", "batch size", "first call", "later calls", "one more budget", "GiB", "where (later calls)"]
+    head = [
+        "sample",
+        "method",
+        "batch size",
+        "first call",
+        "later calls",
+        "one more budget",
+        "GiB",
+        "where (later calls)",
+    ]
     return markdown(head, lines)
 
 

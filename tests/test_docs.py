@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 import json
 import os
 import re
@@ -31,7 +30,6 @@ DOCS = ROOT / "docs"
 NOTEBOOK = ROOT / "examples" / "quickstart.ipynb"
 PAGES = sorted(path for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.glob("*.md")) if path.exists())
 FENCE = re.compile(r"(?:<!-- needs: ([\w, -]+) -->\n)?^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
-TAKES_TEXTS = "tokenizer" in inspect.signature(shearling.prune).parameters
 WORDS = ("good", "bad", "film", "city", "river", "paris", "anna", "walk")
 
 
@@ -90,8 +88,6 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_block_of_a_page_runs(page: Path, workshop: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
-    if not TAKES_TEXTS and page.name in ("README.md", "getting-started.md"):
-        pytest.xfail("shearling.prune does not take texts yet")
     work_through(page, [block for block in blocks_of(page) if block.needs is None], workshop, capfd)
 
 
@@ -174,8 +170,6 @@ def test_commands_for_several_processes_run_in_two(workshop: dict[str, Any]) -> 
     blocks = [block for block in blocks_of(DOCS / "several-gpus.md") if block.needs == "processes"]
     for block in blocks:
         if block.language == "python":
-            if not TAKES_TEXTS:
-                pytest.xfail("shearling.prune does not take file names yet")
             Path(block.code.splitlines()[0].removeprefix("# ")).write_text(block.code, encoding="utf-8")
         for words in commands_of(block) if block.language == "bash" else ():
             done = in_processes(words)
@@ -187,8 +181,6 @@ def test_commands_for_several_processes_run_in_two(workshop: dict[str, Any]) -> 
 
 def test_the_notebook_runs(tmp_path: Path) -> None:
     """Its cells as one script; what they write is there afterwards."""
-    if not TAKES_TEXTS:
-        pytest.xfail("shearling.prune does not take texts yet")
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
     assert not any(cell.get("outputs") for cell in cells), "clear the outputs of the notebook before committing it"
     script = tmp_path / "quickstart.py"
@@ -227,8 +219,6 @@ WALKS = {  # by the first function of their list
 
 def test_the_walks_name_the_functions_that_are_called(workshop: dict[str, Any]) -> None:
     """CONTRIBUTING.md lists the functions on the way of three commands, in the order of their first calls."""
-    if not TAKES_TEXTS:
-        pytest.xfail("the walks name functions that come with shearling.prune on texts")
     assert run(shlex.split(PROFILE)) == 0
     lists = [block.code.split("\n") for block in blocks_of(ROOT / "CONTRIBUTING.md") if block.language == "text"]
     walks = [[line.split()[0] for line in lines if line] for lines in lists if lines[0].split()[0] in WALKS]

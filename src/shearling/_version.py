@@ -1,6 +1,6 @@
 """The one place the version is written."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def versions() -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shearling.checkpoint.load import read_record
 from shearling.checkpoint.pretrained import is_remote
 from shearling.checkpoint.record import write_page
 from shearling.checkpoint.sentence import companions
@@ -20,7 +21,7 @@ from shearling.engine.hooks import device_of, frozen
 from shearling.engine.progress import Watcher
 from shearling.errors import InputError, ModelError
 from shearling.evaluation.exam import Evaluation, Exam
-from shearling.files import check_writable
+from shearling.files import RECORD, check_writable
 from shearling.integrations.sentence_transformers import give_back
 from shearling.latency.inputs import example_inputs, placed
 from shearling.latency.meet import checked_table
@@ -181,4 +182,6 @@ def keep(pruned: Pruned, source: Source, loaded: Loaded, out: Path, *, force: bo
 
 def write_report(record: dict[str, Any], path: Path, *, force: bool = False) -> None:
     """The record of a run as a page; `out` in it says where the model is."""
-    on_first(lambda: write_page(record, Path(record["out"] or "."), path, force=force))
+    folder = Path(record["out"] or ".")
+    saved = read_record(folder) if (folder / RECORD).is_file() else {}  # it also says what was pruned
+    on_first(lambda: write_page(saved | record, folder, path, force=force))

@@ -21,9 +21,9 @@ def main() -> None:
     expect("site-packages" in home.parts, f"shearling comes from {home}, not from the wheel")
     expect(importlib.metadata.version("shearling") == shearling.__version__, "the version is written in two places")
     files = importlib.resources.files("shearling")
-    for name in ("py.typed", "checkpoint/modeling_shearling.py"):
+    for name in ("py.typed", "models/modeling_shearling.py", "report/templates/page.html"):
         expect(files.joinpath(name).is_file(), f"the wheel lacks {name}")
-    for name in ("datasets", "sklearn", "matplotlib", "onnx", "accelerate"):
+    for name in ("datasets", "sklearn", "onnx", "accelerate"):
         expect(importlib.util.find_spec(name) is None, f"{name} is installed: this environment is not clean")
 
     torch.manual_seed(0)

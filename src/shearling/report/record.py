@@ -25,7 +25,7 @@ class Cost:
     @property
     def ratio(self) -> float:
         """Pruned over dense."""
-        return self.pruned / self.dense if self.dense else 1.0
+        return round(self.pruned / self.dense, 12) if self.dense else 1.0  # costs are sums of floats
 
     def to_json(self) -> dict[str, float]:
         """The three numbers."""

@@ -131,6 +131,21 @@ def _class_of(core: Any) -> type:
     return getattr(type(core), "stock", type(core))
 
 
+class OwnConfig:
+    """The configuration as one module sees it: some counts of its own, everything else the model's."""
+
+    def __init__(self, shared: Any, counts: dict[str, int]) -> None:
+        vars(self).update(shared=shared, counts=counts)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "counts" not in vars(self):  # a copy that is still empty
+            raise AttributeError(name)
+        return self.counts[name] if name in self.counts else getattr(self.shared, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.shared, name, value)
+
+
 def _place(core: nn.Module, argument: str) -> int:
     """Where an argument stands when it is not named."""
     return list(inspect.signature(_class_of(core).forward).parameters).index(argument) - 1  # type: ignore[attr-defined]
@@ -166,7 +181,8 @@ def reshape(model: nn.Module, edits: dict[str, Any]) -> None:
     """Apply a checkpoint's edits. Paths start at the base model, so that every head loads the same checkpoint.
 
     linear      {path: [outputs, inputs]}
-    attributes  {path.name: value}
+    attributes  {path.name: value}            also of a module's configuration: {path.config.name: value}
+    parameters  {path.name: [dimension, size]}    parameters that are not part of a linear module
     bias_only   [path]                        output projections with no unit left
     hollow      {path: [out, returns]}        cores with no unit left
     dropped     [path]                        projections into no unit; quantisers cannot do with a matrix of nothing
@@ -183,8 +199,19 @@ def reshape(model: nn.Module, edits: dict[str, Any]) -> None:
             resize(linear, rows, columns)
     for path, value in edits["attributes"].items():
         owner, _, name = path.rpartition(".")
-        if (module := _find(base, owner)) is not None:
+        if (module := _find(base, owner.removesuffix(".config"))) is not None:
+            if owner.endswith(".config"):
+                shared, counts = module.config, {}
+                if isinstance(shared, OwnConfig):
+                    shared, counts = shared.shared, shared.counts
+                name, value = "config", OwnConfig(shared, counts | {name: value})
             setattr(module, name, value)
+    for path, (dim, size) in edits.get("parameters", {}).items():
+        owner, _, name = path.rpartition(".")
+        old = getattr(module := _find(base, owner), name, None)
+        if isinstance(old, nn.Parameter):
+            shape = (*old.shape[:dim], size, *old.shape[dim + 1 :])
+            setattr(module, name, nn.Parameter(old.new_empty(shape), requires_grad=old.requires_grad))
     for path in edits["bias_only"]:
         if (out := _find(base, path)) is not None and not isinstance(out, BiasOnly):
             _replace(base, path, BiasOnly(out))

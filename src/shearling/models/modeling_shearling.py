@@ -230,10 +230,13 @@ def reshape(model: nn.Module, edits: dict[str, Any]) -> None:
 
 
 def _find(base: nn.Module, path: str) -> Any:
-    try:
-        return base.get_submodule(path)
-    except AttributeError:
-        return None
+    """The module at a path, or None. A tower of CLIP stands alone in one class and inside another in the next."""
+    for candidate in (path, path.removeprefix("text_model.").removeprefix("vision_model.")):
+        try:
+            return base.get_submodule(candidate)
+        except AttributeError:
+            continue
+    return None
 
 
 def _replace(base: nn.Module, path: str, module: nn.Module) -> None:

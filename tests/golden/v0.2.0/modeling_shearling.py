@@ -242,7 +242,7 @@ def _find(base: nn.Module, path: str) -> Any:
 def _replace(base: nn.Module, path: str, module: nn.Module) -> None:
     owner, _, name = path.rpartition(".")
     module.train(base.training)
-    setattr(base.get_submodule(owner), name, module)
+    setattr(_find(base, owner), name, module)
 
 
 def register() -> None:

@@ -1,0 +1,477 @@
+"""What polish should match, how fast, how long and on how much: every variant against the default.
+
+Where the models and the data are, pack two tasks (less than 64 MiB together: half precision, token ids instead of
+texts, and only the rows of the embeddings that these texts use, in int8):
+
+    python experiments/polish.py pack --models MODELS --data DATA --tasks sst2,stsb --out PACK
+
+Where the GPU is (torch, transformers, numpy and safetensors; no tokenizer, no network), run what 8 minutes allow:
+
+    PYTHONPATH=src python experiments/polish.py run --pack PACK --out RESULTS --minutes 8
+
+The same command goes on where it stopped; `--seeds 1`, `--budgets 0.2` or `--only base,rate` (beginnings of names) ask
+for other points. Points are lines of RESULTS/polish.jsonl; several such files in one folder, or under it, are shown
+together:
+
+    python experiments/polish.py show --out RESULTS
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import shearling.engine.polish as stage
+from shearling.engine.polish import PolishSettings, Trainer, polish, squared_error
+from shearling.engine.states import States, Targets
+from shearling.evaluation.metrics import accuracy, spearman
+from shearling.methods import Surgeon
+from shearling.models.structure import structure_of
+from shearling.pipeline import Plan, measure
+from shearling.sample.sample import Batch
+
+BUDGETS = (0.3, 0.2, 0.1, 0.05)
+PACKED = 10240  # training examples: enough for samples of 8,192 that differ between seeds
+EMBEDDINGS = "embeddings.word_embeddings.weight"
+REGRESSION = ("stsb",)
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Settings of the stage, and what only research asks for."""
+
+    settings: PolishSettings = field(default_factory=lambda: PolishSettings(mode=40))
+    samples: int = 2048
+    outputs: float = 1.0  # weight of the outputs
+    layers: str = "all"  # all, last, odd
+    kind: str = "default"  # of the output distance: default, logits (squared error), warm (temperature 2)
+    scale: str = "layer"  # hidden states over the variance of the layer, or of every dimension
+    touched: bool = False  # only weights inside the layers, not the head and the pooler
+    average: float = 0.0  # decay of a moving average of the weights, which is what is judged and kept
+    noise: float = 0.0  # share of tokens that another token of the batch takes the place of
+    dropout: bool = False  # the student's own
+
+
+def variants() -> dict[str, Variant]:
+    """By name; the first ones are the most telling."""
+    base = Variant()
+
+    def stage_with(**changes: Any) -> Variant:
+        return replace(base, settings=replace(base.settings, **changes))
+
+    return {
+        "base": base,
+        "outputs only": stage_with(hidden=0.0),
+        "rate 1e-3": stage_with(rate=1e-3),
+        "hidden only": replace(base, outputs=0.0),
+        "hidden x 0.1": stage_with(hidden=0.1),
+        "hidden x 10": stage_with(hidden=10.0),
+        "last layer": replace(base, layers="last"),
+        "odd layers": replace(base, layers="odd"),
+        "rate 1e-4": stage_with(rate=1e-4),
+        "rate 6e-4": stage_with(rate=6e-4),
+        "rate 2e-3": stage_with(rate=2e-3),
+        "passes 10": stage_with(mode=10),
+        "passes 10, rate 1e-3": stage_with(mode=10, rate=1e-3),
+        "passes 20": stage_with(mode=20),
+        "passes 80": stage_with(mode=80),
+        "batch 32": stage_with(examples=32),
+        "batch 128": stage_with(examples=128),
+        "batch 128, rate 6e-4": stage_with(examples=128, rate=6e-4),
+        "batch 256, rate 1e-3": stage_with(examples=256, rate=1e-3),
+        "noise 0.1": replace(base, noise=0.1),
+        "noise 0.3": replace(base, noise=0.3),
+        "average 0.98": replace(base, average=0.98),
+        "average 0.995": replace(base, average=0.995),
+        "dropout": replace(base, dropout=True),
+        "layers' weights only": replace(base, touched=True),
+        "squared logits": replace(base, kind="logits"),
+        "temperature 2": replace(base, kind="warm"),
+        "variance of dimensions": replace(base, scale="dimension"),
+        "weight decay 0.05": stage_with(decay=0.05),
+        "sample 512": replace(base, samples=512),
+        "sample 1024": replace(base, samples=1024),
+        "sample 4096": replace(base, samples=4096),
+        "sample 8192": replace(base, samples=8192),
+    }
+
+
+class VariantTrainer(Trainer):
+    """The stage's trainer with what only research asks for."""
+
+    variant: Variant
+
+    def __init__(self, teacher: Any, student: Any, pools: Any, weights: Any, *rest: Any) -> None:
+        self.shadow: list[Tensor] | None = None
+        if self.variant.touched:
+            inside = {id(p) for s in student.structure.stacks for layer in s.layers for p in layer.parameters()}
+            weights = {p: dtype for p, dtype in weights.items() if id(p) in inside}
+        super().__init__(teacher, student, pools, weights, *rest)
+        if self.variant.average:
+            self.shadow = [w.detach().clone() for w in self.weights]
+        if self.variant.noise:
+            for targets in self.targets:
+                targets.kept = None  # the teacher sees the changed tokens, too
+        self.deviations = self._deviations() if self.variant.scale == "dimension" else []
+
+    def step(self, targets: Targets, rows: Tensor) -> None:
+        self.student.structure.model.train(self.variant.dropout)
+        super().step(targets, rows)
+        self.student.structure.model.eval()
+        if self.shadow is not None:
+            torch._foreach_lerp_(self.shadow, [w.detach() for w in self.weights], 1 - self.variant.average)
+
+    def loss(self, targets: Targets, rows: Tensor) -> Tensor:
+        batch = targets.pool.pick(rows)
+        if self.variant.noise:
+            batch = noisy(batch, self.variant.noise)
+        wanted = targets.pick(rows, batch)
+        found = self.student(batch)
+        total = self.settings.hidden * self.hidden_loss(found, wanted, targets, rows)
+        return total + self.variant.outputs * self.trained_distance(found, wanted, batch)
+
+    def trained_distance(self, found: States, wanted: States, batch: Batch) -> Tensor:
+        if self.variant.kind == "default" or self.config.num_labels == 1:
+            return self.output_loss(found, wanted, batch)
+        s, t = found.outputs["logits"].float(), wanted.outputs["logits"].float()
+        if self.variant.kind == "logits":
+            return (s - t).square().mean() / t.var(correction=0).clamp_min(1e-6)
+        return 4 * torch.nn.functional.kl_div(
+            (s / 2).log_softmax(-1), (t / 2).log_softmax(-1), reduction="batchmean", log_target=True
+        )
+
+    def hidden_loss(self, found: States, wanted: States, targets: Targets, rows: Tensor) -> Tensor:
+        if self.deviations:
+            scaled = [[h.float() / d for h, d in zip(s.hidden, self.deviations, strict=True)] for s in (found, wanted)]
+            errors = [squared_error(s, t, targets.real_tokens(0, rows)) for s, t in zip(*scaled, strict=True)]
+        else:
+            masks = targets.real_tokens(0, rows)
+            pairs = zip(found.hidden, wanted.hidden, self.energies, strict=True)
+            errors = [squared_error(s, t, masks) / energy for s, t, energy in pairs]
+        chosen = {"all": errors, "last": errors[-1:], "odd": errors[::-2]}[self.variant.layers]
+        return torch.stack(chosen).mean()
+
+    def _deviations(self) -> list[Tensor]:
+        """[D] a layer: the teacher's standard deviation of every dimension."""
+        targets = max(self.targets, key=lambda t: len(t.pool.examples))
+        rows = targets.pool.places[:256].to(self.device)
+        states = targets.pick(rows, targets.pool.pick(rows))
+        real = targets.real_tokens(0, rows)
+        tokens = [h.float().flatten(0, 1) if real is None else h.float()[real] for h in states.hidden]
+        return [t.std(0).clamp_min(1e-3 * float(t.std())) for t in tokens]
+
+    def _keep_if_better(self) -> None:
+        if self.shadow is None:
+            super()._keep_if_better()
+            return
+        now = [w.detach().clone() for w in self.weights]
+        self._write(self.shadow)
+        super()._keep_if_better()
+        self._write(now)
+
+
+def noisy(batch: Batch, share: float) -> Batch:
+    """Some tokens replaced by the token at the same place of the next example, where both are real."""
+    ids, mask = batch.inputs["input_ids"], batch.inputs["attention_mask"]
+    both = (mask * mask.roll(1, 0)).bool()
+    chosen = (torch.rand(ids.shape, device=ids.device) < share) & both
+    return Batch(batch.inputs | {"input_ids": torch.where(chosen, ids.roll(1, 0), ids)}, {}, batch.indices)
+
+
+# Packing: a model in half precision, and examples as token ids.
+
+
+def pack(options: argparse.Namespace) -> None:
+    """One folder a task: config.json, model.safetensors, train.npz, dev.npz."""
+    from common import Bench
+
+    from shearling.data import encode, find_task
+
+    for task in options.tasks.split(","):
+        bench = Bench(task, options.models, options.data, "cpu", None, 32)
+        folder = options.out / task
+        folder.mkdir(parents=True, exist_ok=True)
+        used = {0}
+        for split, rows, limit in (("train", bench.train, PACKED), ("dev", bench.rows("dev"), None)):
+            batches = encode(
+                rows, bench.tokenizer, find_task(task), model_config=bench.model.config, batch_size=256,
+                samples=limit or len(rows), seed=0,
+            )  # fmt: skip
+            examples = flattened(batches)
+            np.savez_compressed(folder / f"{split}.npz", **examples)
+            used |= set(np.unique(examples["input_ids"]).tolist())
+        rows_used = torch.tensor(sorted(used))
+        state = {name: value.half() for name, value in bench.model.state_dict().items() if value.is_floating_point()}
+        (name,) = (n for n in state if n.endswith(EMBEDDINGS))
+        table = state.pop(name)[rows_used].float()
+        size = table.abs().amax(1, keepdim=True).clamp_min(1e-8) / 127  # int8, a scale for every token
+        state |= {"used": rows_used.int(), "embeddings": (table / size).round().to(torch.int8), "size": size}
+        save_file({k: v.contiguous() for k, v in state.items()}, folder / "model.safetensors")
+        (folder / "config.json").write_text(json.dumps(bench.model.config.to_dict()), encoding="utf-8")
+        size = sum(f.stat().st_size for f in folder.iterdir()) / 2**20
+        print(f"{folder}: {size:.1f} MiB, {len(rows_used)} of the vocabulary's tokens")
+
+
+def flattened(batches: Any) -> dict[str, np.ndarray[Any, Any]]:
+    """Examples end to end without their padding, with their lengths and labels."""
+    columns: dict[str, list[Any]] = {"input_ids": [], "token_type_ids": [], "lengths": [], "labels": []}
+    for batch in batches:
+        for i, mask in enumerate(batch["attention_mask"]):
+            real = mask.bool()
+            columns["lengths"].append([int(real.sum())])
+            columns["labels"].append([float(batch["labels"][i])])
+            columns["input_ids"].append(batch["input_ids"][i][real].numpy())
+            columns["token_type_ids"].append(batch["token_type_ids"][i][real].numpy())
+    types = {"input_ids": np.int32, "token_type_ids": np.int8, "lengths": np.int32, "labels": np.float32}
+    return {name: np.concatenate(values).astype(types[name]) for name, values in columns.items()}
+
+
+@dataclass
+class Task:
+    """A packed task, unpacked onto a device."""
+
+    name: str
+    folder: Path
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        from transformers import AutoConfig, AutoModelForSequenceClassification
+
+        config = AutoConfig.for_model(**json.loads((self.folder / "config.json").read_text(encoding="utf-8")))
+        state = load_file(self.folder / "model.safetensors")
+        used, rows, size = (state.pop(name) for name in ("used", "embeddings", "size"))
+        self.model = AutoModelForSequenceClassification.from_config(config).eval()
+        (name,) = (n for n in self.model.state_dict() if n.endswith(EMBEDDINGS))
+        table = torch.zeros(config.vocab_size, rows.shape[1])
+        table[used.long()] = rows * size
+        missing, unknown = self.model.load_state_dict({k: v.float() for k, v in state.items()} | {name: table}, False)
+        if unknown or any("position_ids" not in m for m in missing):
+            sys.exit(f"{self.folder} does not fit {type(self.model).__name__}: {missing} {unknown}")
+        self.model.to(self.device)
+        self.train, self.dev = (unflattened(self.folder / f"{split}.npz") for split in ("train", "dev"))
+        self.dense = self.score(self.model)
+
+    def batches(self, samples: int, seed: int) -> list[dict[str, Tensor]]:
+        """A sample in batches of similar length."""
+        drawn = np.random.default_rng(seed).permutation(len(self.train))[:samples]
+        return padded([self.train[i] for i in drawn])
+
+    @torch.inference_mode()
+    def score(self, model: Any) -> float:
+        """Points on the development set."""
+        found, gold = [], []
+        for batch in padded(self.dev, 256):
+            gold.append(batch.pop("labels"))
+            found.append(model(**{k: v.to(self.device) for k, v in batch.items()}).logits.float().cpu())
+        logits, labels = torch.cat(found).numpy(), torch.cat(gold).numpy()
+        if self.name in REGRESSION:
+            return 100 * spearman(labels, logits[:, 0])
+        return 100 * accuracy(labels, logits.argmax(1))
+
+
+def unflattened(path: Path) -> list[Row]:
+    kept = np.load(path)
+    ends = np.cumsum(kept["lengths"])
+    examples = []
+    for start, end, label in zip(ends - kept["lengths"], ends, kept["labels"], strict=True):
+        columns = {name: torch.from_numpy(kept_column[start:end].astype(np.int64)) for name, kept_column in
+                   (("input_ids", kept["input_ids"]), ("token_type_ids", kept["token_type_ids"]))}  # fmt: skip
+        examples.append(columns | {"labels": torch.tensor(label)})
+    return examples
+
+
+def padded(examples: Sequence[Row], size: int = 64) -> list[dict[str, Tensor]]:
+    """Batches of similar length."""
+    ordered = sorted(examples, key=lambda e: len(e["input_ids"]))
+    batches = []
+    for start in range(0, len(ordered), size):
+        rows = ordered[start : start + size]
+        batch = {
+            name: torch.nn.utils.rnn.pad_sequence([r[name] for r in rows], batch_first=True)
+            for name in ("input_ids", "token_type_ids")
+        }
+        lengths = torch.tensor([len(r["input_ids"]) for r in rows])
+        batch["attention_mask"] = (torch.arange(batch["input_ids"].shape[1]) < lengths[:, None]).long()
+        batches.append(batch | {"labels": torch.stack([r["labels"] for r in rows])})
+    return batches
+
+
+# Running.
+
+
+@dataclass
+class Store:
+    """Points as JSON lines: a second run goes on where the first stopped."""
+
+    file: Path
+
+    def __post_init__(self) -> None:
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.known = {(p["task"], p["flops"], p["seed"], p["variant"]) for p in points_in(self.file.parent)}
+
+    def add(self, point: Row) -> None:
+        self.known.add((point["task"], point["flops"], point["seed"], point["variant"]))
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(point) + "\n")
+
+
+def points_in(folder: Path) -> list[Row]:
+    found = []
+    for path in sorted(folder.rglob("polish*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                found.append(json.loads(line))
+            except ValueError:  # the last line of a run that was stopped
+                continue
+    return found
+
+
+class Runner:
+    """Students are pruned once for every (task, sample size, seed, budget) and copied for each variant."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = torch.device(device)
+        self.folder = options.pack
+        self.tasks: dict[str, Task] = {}
+        self.plans: dict[Any, Plan] = {}
+        self.students: dict[Any, Any] = {}
+
+    def task(self, name: str) -> Task:
+        if name not in self.tasks:
+            self.tasks[name] = Task(name, self.folder / name, self.device)
+        return self.tasks[name]
+
+    def student(self, name: str, samples: int, seed: int, flops: float) -> tuple[Plan, Any]:
+        key = (name, samples, seed)
+        if key not in self.plans:
+            self.plans.clear()
+            self.students.clear()
+            off = {"polish": "off"} if "polish" in Surgeon.__dataclass_fields__ else {}
+            batches = self.task(name).batches(samples, seed)
+            self.plans[key] = measure(self.task(name).model, batches, method=Surgeon(**off), samples=samples, seed=seed)
+        if flops not in self.students:
+            self.students[flops] = self.plans[key].prune(flops=flops)
+        return self.plans[key], self.students[flops]
+
+    def point(self, name: str, flops: float, seed: int, label: str, variant: Variant) -> Row:
+        plan, pruned = self.student(name, variant.samples, seed, flops)
+        lost = sum(float(o.error[len(o.removed) - len(k)]) for o, k in zip(plan.evidence, pruned.kept, strict=True))
+        point = {
+            "task": name, "flops": flops, "seed": seed, "variant": label, "dense": self.task(name).dense,
+            "expected_loss": lost, "settings": asdict(variant), "device": str(self.device),
+        }  # fmt: skip
+        if label == "none":
+            return point | {"value": self.task(name).score(pruned.model), "seconds": 0.0}
+        model = copy.deepcopy(pruned.model)
+        torch.manual_seed(seed)
+        VariantTrainer.variant = variant
+        stage.Trainer = VariantTrainer  # type: ignore[misc]
+        result = polish(plan.structure, structure_of(model), plan.sample, variant.settings, seed=seed)
+        return point | asdict(result) | {"value": self.task(name).score(model)}
+
+
+def wanted_points(options: argparse.Namespace) -> Iterator[tuple[str, float, int, str, Variant]]:
+    """The default at every budget first, then every variant at 10%, the most telling ones first."""
+    known = {"none": Variant()} | variants()
+    tasks = options.tasks.split(",") if options.tasks else sorted(p.name for p in options.pack.iterdir() if p.is_dir())
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    budgets = [float(b) for b in options.budgets.split(",")] if options.budgets else None
+    starts = options.only.split(",") if options.only else [""]
+    chosen = {name: v for name, v in known.items() if any(name.startswith(start) for start in starts)}
+    first = [name for name in ("none", "base") if name in chosen]
+    for task in tasks:
+        for seed in seeds:
+            for flops in budgets or BUDGETS:
+                yield from ((task, flops, seed, name, chosen[name]) for name in first)
+    by_sample = sorted((v.samples, i, name) for i, (name, v) in enumerate(chosen.items()) if name not in first)
+    usual = [name for samples, _, name in by_sample if samples == Variant().samples]
+    for names in (usual, [name for _, _, name in by_sample if name not in usual]):
+        for task in tasks:
+            for seed in seeds:
+                for name in names:
+                    yield from ((task, flops, seed, name, chosen[name]) for flops in budgets or (0.1,))
+
+
+def run(options: argparse.Namespace) -> None:
+    """Every point that is wanted and not known, as far as the time goes."""
+    began = time.monotonic()
+    store, runner = Store(options.out / "polish.jsonl"), Runner(options)
+    longest = 0.0
+    for task, flops, seed, name, variant in wanted_points(options):
+        if (task, flops, seed, name) in store.known:
+            continue
+        start = time.monotonic()
+        if options.minutes and start - began + longest > 60 * options.minutes:
+            print("out of time; the same command goes on from here", file=sys.stderr)
+            break
+        point = runner.point(task, flops, seed, name, variant)
+        longest = max(longest, time.monotonic() - start)
+        store.add(point)
+        judge = f"{point['judge_before']:.4f} -> {point['judge_after']:.4f}" if name != "none" else ""
+        print(
+            f"{task} {flops:g} seed {seed} {name}: {point['value']:.2f} (dense {point['dense']:.2f}) {judge} "
+            f"in {point['seconds']:.1f} s", flush=True
+        )  # fmt: skip
+    show(options)
+
+
+def show(options: argparse.Namespace) -> None:
+    """Mean loss in points over the tasks and seeds, and the seconds, by budget and variant."""
+    lines: dict[tuple[float, str], list[Row]] = {}
+    for point in points_in(options.out):
+        lines.setdefault((point["flops"], point["variant"]), []).append(point)
+    tasks = sorted({p["task"] for points in lines.values() for p in points})
+    order = ["none", *variants()]
+    print("\nflops  variant                  " + "".join(f"{task:>8}" for task in tasks) + "    mean points  seconds")
+    for (flops, name), points in sorted(lines.items(), key=lambda item: (-item[0][0], order.index(item[0][1]))):
+        losses = {t: [p["dense"] - p["value"] for p in points if p["task"] == t] for t in tasks}
+        cells = "".join(f"{statistics.fmean(losses[t]):8.2f}" if losses[t] else f"{'-':>8}" for t in tasks)
+        means = [statistics.fmean(found) for found in losses.values() if found]
+        mean = f"{statistics.fmean(means):8.2f}" if len(means) == len(tasks) else f"{'-':>8}"
+        seconds = statistics.fmean(p["seconds"] for p in points)
+        print(f"{flops:5g}  {name:25s}{cells}{mean} {len(points):6d} {seconds:8.1f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    packing = commands.add_parser("pack", help="models and data into a small folder")
+    packing.add_argument("--models", type=Path, required=True)
+    packing.add_argument("--data", type=Path, required=True)
+    packing.add_argument("--tasks", default="sst2,stsb")
+    packing.add_argument("--out", type=Path, required=True)
+    packing.set_defaults(command=pack)
+    running = commands.add_parser("run", help="points, as many as the time allows")
+    running.add_argument("--pack", type=Path, required=True)
+    running.add_argument("--out", type=Path, required=True)
+    running.add_argument("--device")
+    running.add_argument("--tasks", help="all that are packed, unless given")
+    running.add_argument("--seeds", default="0")
+    running.add_argument("--budgets", help="of every variant; the default runs at all, the others at 0.1, unless given")
+    running.add_argument("--only", help="beginnings of variants' names")
+    running.add_argument("--minutes", type=float)
+    running.set_defaults(command=run)
+    showing = commands.add_parser("show", help="the table of all points so far")
+    showing.add_argument("--out", type=Path, required=True)
+    showing.set_defaults(command=show)
+    options = parser.parse_args()
+    options.command(options)
+
+
+if __name__ == "__main__":
+    main()

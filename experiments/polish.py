@@ -371,9 +371,10 @@ class Runner:
     def point(self, name: str, flops: float, seed: int, label: str, variant: Variant) -> Row:
         plan, pruned = self.student(name, variant.samples, seed, flops)
         lost = sum(float(o.error[len(o.removed) - len(k)]) for o, k in zip(plan.evidence, pruned.kept, strict=True))
+        share = lost / sum(float(o.error[-1]) for o in plan.evidence)
         point = {
             "task": name, "flops": flops, "seed": seed, "variant": label, "dense": self.task(name).dense,
-            "expected_loss": lost, "settings": asdict(variant), "device": str(self.device),
+            "expected_loss": lost, "expected_share": share, "settings": asdict(variant), "device": str(self.device),
         }  # fmt: skip
         if label == "none":
             return point | {"value": self.task(name).score(pruned.model), "seconds": 0.0}

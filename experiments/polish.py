@@ -35,7 +35,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import shearling.engine.polish as stage
-from shearling.engine.polish import PolishSettings, Trainer, polish, squared_error
+from shearling.engine.distil import Recipe, Trainer, squared_error
+from shearling.engine.polish import PolishSettings, polish
 from shearling.engine.states import States, Targets
 from shearling.evaluation.metrics import accuracy, spearman
 from shearling.methods import Surgeon
@@ -52,9 +53,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Variant:
-    """Settings of the stage, and what only research asks for."""
+    """Passes and recipe of the stage, and what only research asks for."""
 
-    settings: PolishSettings = field(default_factory=lambda: PolishSettings(mode=40))
+    passes: int = 40
+    recipe: Recipe = field(default_factory=Recipe)
     samples: int = 2048
     outputs: float = 1.0  # weight of the outputs
     layers: str = "all"  # all, last, odd
@@ -70,29 +72,29 @@ def variants() -> dict[str, Variant]:
     """By name; the first ones are the most telling."""
     base = Variant()
 
-    def stage_with(**changes: Any) -> Variant:
-        return replace(base, settings=replace(base.settings, **changes))
+    def recipe_with(**changes: Any) -> Variant:
+        return replace(base, recipe=replace(base.recipe, **changes))
 
     return {
         "base": base,
-        "outputs only": stage_with(hidden=0.0),
-        "rate 1e-3": stage_with(rate=1e-3),
+        "outputs only": recipe_with(hidden=0.0),
+        "rate 1e-3": recipe_with(rate=1e-3),
         "hidden only": replace(base, outputs=0.0),
-        "hidden x 0.1": stage_with(hidden=0.1),
-        "hidden x 10": stage_with(hidden=10.0),
+        "hidden x 0.1": recipe_with(hidden=0.1),
+        "hidden x 10": recipe_with(hidden=10.0),
         "last layer": replace(base, layers="last"),
         "odd layers": replace(base, layers="odd"),
-        "rate 1e-4": stage_with(rate=1e-4),
-        "rate 6e-4": stage_with(rate=6e-4),
-        "rate 2e-3": stage_with(rate=2e-3),
-        "passes 10": stage_with(mode=10),
-        "passes 10, rate 1e-3": stage_with(mode=10, rate=1e-3),
-        "passes 20": stage_with(mode=20),
-        "passes 80": stage_with(mode=80),
-        "batch 32": stage_with(examples=32),
-        "batch 128": stage_with(examples=128),
-        "batch 128, rate 6e-4": stage_with(examples=128, rate=6e-4),
-        "batch 256, rate 1e-3": stage_with(examples=256, rate=1e-3),
+        "rate 1e-4": recipe_with(rate=1e-4),
+        "rate 6e-4": recipe_with(rate=6e-4),
+        "rate 2e-3": recipe_with(rate=2e-3),
+        "passes 10": replace(base, passes=10),
+        "passes 10, rate 1e-3": replace(recipe_with(rate=1e-3), passes=10),
+        "passes 20": replace(base, passes=20),
+        "passes 80": replace(base, passes=80),
+        "batch 32": recipe_with(examples=32),
+        "batch 128": recipe_with(examples=128),
+        "batch 128, rate 6e-4": recipe_with(examples=128, rate=6e-4),
+        "batch 256, rate 1e-3": recipe_with(examples=256, rate=1e-3),
         "noise 0.1": replace(base, noise=0.1),
         "noise 0.3": replace(base, noise=0.3),
         "average 0.98": replace(base, average=0.98),
@@ -102,7 +104,8 @@ def variants() -> dict[str, Variant]:
         "squared logits": replace(base, kind="logits"),
         "temperature 2": replace(base, kind="warm"),
         "variance of dimensions": replace(base, scale="dimension"),
-        "weight decay 0.05": stage_with(decay=0.05),
+        "weight decay 0.05": recipe_with(decay=0.05),
+        "CUDA graphs": recipe_with(graphs=True),
         "sample 512": replace(base, samples=512),
         "sample 1024": replace(base, samples=1024),
         "sample 4096": replace(base, samples=4096),
@@ -141,7 +144,7 @@ class VariantTrainer(Trainer):
             batch = noisy(batch, self.variant.noise)
         wanted = targets.pick(rows, batch)
         found = self.student(batch)
-        total = self.settings.hidden * self.hidden_loss(found, wanted, targets, rows)
+        total = self.recipe.hidden * self.hidden_loss(found, wanted, targets, rows)
         return total + self.variant.outputs * self.trained_distance(found, wanted, batch)
 
     def trained_distance(self, found: States, wanted: States, batch: Batch) -> Tensor:
@@ -381,8 +384,9 @@ class Runner:
         model = copy.deepcopy(pruned.model)
         torch.manual_seed(seed)
         VariantTrainer.variant = variant
+        settings = PolishSettings(variant.passes, variant.recipe)
         stage.Trainer = VariantTrainer  # type: ignore[misc]
-        result = polish(plan.structure, structure_of(model), plan.sample, variant.settings, seed=seed)
+        result = polish(plan.structure, structure_of(model), plan.sample, settings, seed=seed)
         return point | asdict(result) | {"value": self.task(name).score(model)}
 
 

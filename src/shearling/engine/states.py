@@ -99,6 +99,10 @@ class Targets:
         hidden = [_take(h, rows) for h in self.kept.hidden]
         return States({k: _take(v, rows) for k, v in self.kept.outputs.items()}, hidden, self.kept.stacks)
 
+    def on(self, device: torch.device) -> bool:
+        """Whether everything a step needs is on this device already."""
+        return self.kept is not None and all(h.device == device for h in self.kept.hidden)
+
     def real_tokens(self, stack: int, rows: Tensor) -> Tensor | None:
         """[B, S] bool of the examples at these places."""
         real = self.real[stack]

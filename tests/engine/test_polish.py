@@ -40,15 +40,10 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-def hooks_of(structure: Structure) -> int:
-    return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in structure.model.modules())
-
-
-def untouched(structure: Structure, hooks: int = 0) -> bool:
-    """No hook, no gradient and no frozen weight is left behind."""
-    return hooks_of(structure) == hooks and all(
-        p.requires_grad and p.grad is None for p in structure.model.parameters()
-    )
+def traces_of(structure: Structure) -> list[Any]:
+    """What a run could leave behind: hooks, gradients, frozen weights, another mode."""
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), m.training) for m in structure.model.modules()]
+    return [*hooks, *((p.requires_grad, p.grad is None) for p in structure.model.parameters())]
 
 
 def logits_of(structure: Structure, inputs: dict[str, Tensor]) -> Tensor:
@@ -64,7 +59,7 @@ def logits_of(structure: Structure, inputs: dict[str, Tensor]) -> Tensor:
 def test_it_gets_better_and_leaves_embeddings_and_teacher_alone(family: str) -> None:
     teacher, student, sample = case(family)
     before_t, before_s = state_of(teacher), state_of(student)
-    hooks = [hooks_of(structure) for structure in (teacher, student)]
+    traces = [traces_of(structure) for structure in (teacher, student)]
     result = polish(teacher, student, sample, PolishSettings(6, RECIPE))
     assert result.kept
     assert result.judge_after < result.judge_before  # type: ignore[operator]
@@ -74,8 +69,7 @@ def test_it_gets_better_and_leaves_embeddings_and_teacher_alone(family: str) -> 
     for name, module in student.model.named_modules():
         if isinstance(module, torch.nn.Embedding):
             assert torch.equal(after[f"{name}.weight"], before_s[f"{name}.weight"])
-    assert untouched(teacher, hooks[0])
-    assert untouched(student, hooks[1])
+    assert [traces_of(structure) for structure in (teacher, student)] == traces
 
 
 def test_the_judge_is_the_divergence_on_examples_kept_out() -> None:
@@ -151,6 +145,7 @@ def test_half_precision_stays_half_precision(family: str, dtype: torch.dtype) ->
 
 def test_an_interrupt_keeps_the_best_so_far() -> None:
     teacher, student, sample = case()
+    traces = traces_of(student)
     done = 0
 
     def progress(step: int, total: int) -> None:
@@ -164,12 +159,12 @@ def test_an_interrupt_keeps_the_best_so_far() -> None:
     assert "interrupted after 3 of 6 passes" in result.note
     assert result.kept
     assert done
-    assert untouched(student)
+    assert traces_of(student) == traces
 
 
 def test_an_error_leaves_the_student_as_it_was() -> None:
     teacher, student, sample = case()
-    before = state_of(student)
+    before, traces = state_of(student), traces_of(student)
 
     def progress(step: int, total: int) -> None:
         if step == 4:
@@ -178,7 +173,7 @@ def test_an_error_leaves_the_student_as_it_was() -> None:
     with pytest.raises(ZeroDivisionError):
         polish(teacher, student, sample, PolishSettings(6, RECIPE), progress=progress)
     assert same(before, state_of(student))
-    assert untouched(student)
+    assert traces_of(student) == traces
 
 
 def test_out_of_memory_goes_on_with_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from shearling.sample.sample import Batch
 logger = logging.getLogger("shearling")
 MAX_TOKENS = {"cpu": 8192, "cuda": 24576}  # of a batch
 HALF = (torch.float16, torch.bfloat16)
+JUDGED = 4  # batches' worth of examples are judged at once: no gradients take up memory
 WARM_UP = 3  # steps before one is recorded as a CUDA graph
 
 
@@ -206,8 +207,7 @@ class Trainer:
         total = torch.zeros(2, dtype=torch.float64, device=self.device)
         for targets in self.targets:
             places = targets.pool.judging if self.judged else targets.pool.fit
-            chunks = places.to(self.device).split(self._size(targets.pool)) if len(places) else ()
-            for rows in chunks:
+            for rows in places.to(self.device).split(self._size(targets.pool, JUDGED)) if len(places) else ():
                 batch = targets.pool.pick(rows)
                 distance = self.output_loss(self.student(batch), targets.pick(rows, batch), batch)
                 total += torch.stack([distance.double() * len(rows), total.new_tensor(len(rows))])
@@ -280,8 +280,9 @@ class Trainer:
             else:
                 group["lr"] = self.recipe.rate * factor
 
-    def _size(self, pool: Pool) -> int:
-        return max(1, min(self.recipe.examples, self.most_tokens // pool.tokens))
+    def _size(self, pool: Pool, times: int = 1) -> int:
+        """Examples in a batch, or so many times more, as far as its tokens allow."""
+        return max(1, min(times * self.recipe.examples, self.most_tokens // pool.tokens))
 
     def _plan(self) -> list[tuple[Targets, Tensor]]:
         """One pass: every example once, in batches of one shape a pool; a short last batch is filled up."""

@@ -30,31 +30,26 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from packed import Row, Task, pack, padded
 from torch import Tensor
 
 import shearling.engine.polish as stage
 from shearling.engine.distil import Recipe, Trainer, squared_error
 from shearling.engine.polish import PolishSettings, polish
 from shearling.engine.states import States, Targets
-from shearling.evaluation.metrics import accuracy, spearman
 from shearling.methods import Surgeon
 from shearling.models.structure import structure_of
 from shearling.pipeline import Plan, measure
 from shearling.sample.sample import Batch
 
 BUDGETS = (0.3, 0.2, 0.1, 0.05)
-PACKED = 10240  # training examples: enough for samples of 8,192 that differ between seeds
-EMBEDDINGS = "embeddings.word_embeddings.weight"
-REGRESSION = ("stsb",)
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -199,127 +194,6 @@ def noisy(batch: Batch, share: float) -> Batch:
     both = (mask * mask.roll(1, 0)).bool()
     chosen = (torch.rand(ids.shape, device=ids.device) < share) & both
     return Batch(batch.inputs | {"input_ids": torch.where(chosen, ids.roll(1, 0), ids)}, {}, batch.indices)
-
-
-# Packing: a model in half precision, and examples as token ids.
-
-
-def pack(options: argparse.Namespace) -> None:
-    """One folder a task: config.json, model.safetensors, train.npz, dev.npz."""
-    from common import Bench
-
-    from shearling.data import encode, find_task
-
-    for task in options.tasks.split(","):
-        bench = Bench(task, options.models, options.data, "cpu", None, 32)
-        folder = options.out / task
-        folder.mkdir(parents=True, exist_ok=True)
-        used = {0}
-        for split, rows, limit in (("train", bench.train, PACKED), ("dev", bench.rows("dev"), None)):
-            batches = encode(
-                rows, bench.tokenizer, find_task(task), model_config=bench.model.config, batch_size=256,
-                samples=limit or len(rows), seed=0,
-            )  # fmt: skip
-            examples = flattened(batches)
-            np.savez_compressed(folder / f"{split}.npz", **examples)
-            used |= set(np.unique(examples["input_ids"]).tolist())
-        rows_used = torch.tensor(sorted(used))
-        state = {name: value.half() for name, value in bench.model.state_dict().items() if value.is_floating_point()}
-        (name,) = (n for n in state if n.endswith(EMBEDDINGS))
-        table = state.pop(name)[rows_used].float()
-        size = table.abs().amax(1, keepdim=True).clamp_min(1e-8) / 127  # int8, a scale for every token
-        state |= {"used": rows_used.int(), "embeddings": (table / size).round().to(torch.int8), "size": size}
-        save_file({k: v.contiguous() for k, v in state.items()}, folder / "model.safetensors")
-        (folder / "config.json").write_text(json.dumps(bench.model.config.to_dict()), encoding="utf-8")
-        size = sum(f.stat().st_size for f in folder.iterdir()) / 2**20
-        print(f"{folder}: {size:.1f} MiB, {len(rows_used)} of the vocabulary's tokens")
-
-
-def flattened(batches: Any) -> dict[str, np.ndarray[Any, Any]]:
-    """Examples end to end without their padding, with their lengths and labels."""
-    columns: dict[str, list[Any]] = {"input_ids": [], "token_type_ids": [], "lengths": [], "labels": []}
-    for batch in batches:
-        for i, mask in enumerate(batch["attention_mask"]):
-            real = mask.bool()
-            columns["lengths"].append([int(real.sum())])
-            columns["labels"].append([float(batch["labels"][i])])
-            columns["input_ids"].append(batch["input_ids"][i][real].numpy())
-            columns["token_type_ids"].append(batch["token_type_ids"][i][real].numpy())
-    types = {"input_ids": np.int32, "token_type_ids": np.int8, "lengths": np.int32, "labels": np.float32}
-    return {name: np.concatenate(values).astype(types[name]) for name, values in columns.items()}
-
-
-@dataclass
-class Task:
-    """A packed task, unpacked onto a device."""
-
-    name: str
-    folder: Path
-    device: torch.device
-
-    def __post_init__(self) -> None:
-        from transformers import AutoConfig, AutoModelForSequenceClassification
-
-        config = AutoConfig.for_model(**json.loads((self.folder / "config.json").read_text(encoding="utf-8")))
-        state = load_file(self.folder / "model.safetensors")
-        used, rows, size = (state.pop(name) for name in ("used", "embeddings", "size"))
-        self.model = AutoModelForSequenceClassification.from_config(config).eval()
-        (name,) = (n for n in self.model.state_dict() if n.endswith(EMBEDDINGS))
-        table = torch.zeros(config.vocab_size, rows.shape[1])
-        table[used.long()] = rows * size
-        missing, unknown = self.model.load_state_dict({k: v.float() for k, v in state.items()} | {name: table}, False)
-        if unknown or any("position_ids" not in m for m in missing):
-            sys.exit(f"{self.folder} does not fit {type(self.model).__name__}: {missing} {unknown}")
-        self.model.to(self.device)
-        self.train, self.dev = (unflattened(self.folder / f"{split}.npz") for split in ("train", "dev"))
-        self.dense = self.score(self.model)
-
-    def batches(self, samples: int, seed: int) -> list[dict[str, Tensor]]:
-        """A sample in batches of similar length."""
-        drawn = np.random.default_rng(seed).permutation(len(self.train))[:samples]
-        return padded([self.train[i] for i in drawn])
-
-    @torch.inference_mode()
-    def score(self, model: Any) -> float:
-        """Points on the development set."""
-        found, gold = [], []
-        for batch in padded(self.dev, 256):
-            gold.append(batch.pop("labels"))
-            found.append(model(**{k: v.to(self.device) for k, v in batch.items()}).logits.float().cpu())
-        logits, labels = torch.cat(found).numpy(), torch.cat(gold).numpy()
-        if self.name in REGRESSION:
-            return 100 * spearman(labels, logits[:, 0])
-        return 100 * accuracy(labels, logits.argmax(1))
-
-
-def unflattened(path: Path) -> list[Row]:
-    kept = np.load(path)
-    ends = np.cumsum(kept["lengths"])
-    examples = []
-    for start, end, label in zip(ends - kept["lengths"], ends, kept["labels"], strict=True):
-        columns = {name: torch.from_numpy(kept_column[start:end].astype(np.int64)) for name, kept_column in
-                   (("input_ids", kept["input_ids"]), ("token_type_ids", kept["token_type_ids"]))}  # fmt: skip
-        examples.append(columns | {"labels": torch.tensor(label)})
-    return examples
-
-
-def padded(examples: Sequence[Row], size: int = 64) -> list[dict[str, Tensor]]:
-    """Batches of similar length."""
-    ordered = sorted(examples, key=lambda e: len(e["input_ids"]))
-    batches = []
-    for start in range(0, len(ordered), size):
-        rows = ordered[start : start + size]
-        batch = {
-            name: torch.nn.utils.rnn.pad_sequence([r[name] for r in rows], batch_first=True)
-            for name in ("input_ids", "token_type_ids")
-        }
-        lengths = torch.tensor([len(r["input_ids"]) for r in rows])
-        batch["attention_mask"] = (torch.arange(batch["input_ids"].shape[1]) < lengths[:, None]).long()
-        batches.append(batch | {"labels": torch.stack([r["labels"] for r in rows])})
-    return batches
-
-
-# Running.
 
 
 @dataclass
@@ -489,7 +363,7 @@ def main() -> None:
     packing.add_argument("--data", type=Path, required=True)
     packing.add_argument("--tasks", default="sst2,stsb")
     packing.add_argument("--out", type=Path, required=True)
-    packing.set_defaults(command=pack)
+    packing.set_defaults(command=lambda o: pack(o.models, o.data, o.tasks.split(","), o.out))
     running = commands.add_parser("run", help="points, as many as the time allows")
     running.add_argument("--pack", type=Path, required=True)
     running.add_argument("--out", type=Path, required=True)

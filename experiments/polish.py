@@ -300,16 +300,16 @@ def run(options: argparse.Namespace) -> None:
     """Every point that is wanted and not known, as far as the time goes."""
     began = time.monotonic()
     store, runner = Store(options.out / "polish.jsonl"), Runner(options)
-    longest = 0.0
+    last = 0.0
     for task, flops, seed, name, variant in wanted_points(options):
         if (task, flops, seed, name) in store.known:
             continue
         start = time.monotonic()
-        if options.minutes and start - began + longest > 60 * options.minutes:
+        if options.minutes and start - began + last > 60 * options.minutes:
             print("out of time; the same command goes on from here", file=sys.stderr)
             break
         point = runner.point(task, flops, seed, name, variant)
-        longest = max(longest, time.monotonic() - start)
+        last = time.monotonic() - start
         store.add(point)
         judge = f"{point['judge_before']:.4f} -> {point['judge_after']:.4f}" if name != "none" else ""
         print(

@@ -107,6 +107,7 @@ def variants() -> dict[str, Variant]:
         "variance of dimensions": replace(base, scale="dimension"),
         "weight decay 0.05": recipe_with(decay=0.05),
         "CUDA graphs": recipe_with(graphs=True),
+        "bfloat16": recipe_with(precision="bfloat16"),
         "sample 512": replace(base, samples=512),
         "sample 1024": replace(base, samples=1024),
         "sample 4096": replace(base, samples=4096),
@@ -130,7 +131,7 @@ class VariantTrainer(Trainer):
         if self.variant.noise:
             for targets in self.targets:
                 targets.kept = None  # the teacher sees the changed tokens, too
-        self.deviations = self._deviations() if self.variant.scale == "dimension" else []
+        self.deviations = self._deviations() if self.variant.scale == "dimension" else None
 
     def step(self, targets: Targets, rows: Tensor) -> None:
         self.student.structure.model.train(self.variant.dropout)
@@ -159,24 +160,21 @@ class VariantTrainer(Trainer):
         )
 
     def hidden_loss(self, found: States, wanted: States, targets: Targets, rows: Tensor) -> Tensor:
-        if self.deviations:
-            scaled = [[h.float() / d for h, d in zip(s.hidden, self.deviations, strict=True)] for s in (found, wanted)]
-            errors = [squared_error(s, t, targets.real_tokens(0, rows)) for s, t in zip(*scaled, strict=True)]
+        s, t, real = found.hidden[0], wanted.hidden[0], targets.real_tokens(0, rows)
+        if self.deviations is None:
+            errors = squared_error(s, t, real) / self.energies[0]
         else:
-            masks = targets.real_tokens(0, rows)
-            pairs = zip(found.hidden, wanted.hidden, self.energies, strict=True)
-            errors = [squared_error(s, t, masks) / energy for s, t, energy in pairs]
-        chosen = {"all": errors, "last": errors[-1:], "odd": errors[::-2]}[self.variant.layers]
-        return torch.stack(chosen).mean()
+            errors = squared_error(s / self.deviations, t.float() / self.deviations, real)
+        return {"all": errors, "last": errors[-1:], "odd": errors.flip(0)[::2]}[self.variant.layers].mean()
 
-    def _deviations(self) -> list[Tensor]:
-        """[D] a layer: the teacher's standard deviation of every dimension."""
+    def _deviations(self) -> Tensor:
+        """[L, 1, D]: the teacher's standard deviation of every dimension."""
         targets = max(self.targets, key=lambda t: len(t.pool.examples))
         rows = targets.pool.places[:256].to(self.device)
-        states = targets.pick(rows, targets.pool.pick(rows))
+        hidden = targets.pick(rows, targets.pool.pick(rows)).hidden[0].float().transpose(0, 1)  # [L, B, S, D]
         real = targets.real_tokens(0, rows)
-        tokens = [h.float().flatten(0, 1) if real is None else h.float()[real] for h in states.hidden]
-        return [t.std(0).clamp_min(1e-3 * float(t.std())) for t in tokens]
+        deviation = (hidden.flatten(1, 2) if real is None else hidden[:, real]).std(1, keepdim=True)  # [L, 1, D]
+        return deviation.clamp_min(1e-3 * float(deviation.mean()))
 
     def _keep_if_better(self) -> None:
         if self.shadow is None:

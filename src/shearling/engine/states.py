@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,16 +23,15 @@ HOST_BYTES = 4 * 2**30  # of the teacher's states, at most, on the host
 
 @dataclass
 class States:
-    """Outputs as `compared` picks them, and hidden states [B, S, D] in the order the layers ran."""
+    """Outputs as `compared` picks them, and the hidden states of every stack, its layers side by side."""
 
     outputs: dict[str, Tensor]
-    hidden: list[Tensor]
-    stacks: list[int] = field(default_factory=list)  # of each hidden state: the number of its stack
+    hidden: dict[int, Tensor]  # by the stack's number: [B, layers, S, D]
 
     @property
     def bytes(self) -> int:
         """Their size once kept."""
-        return sum(2 * h.numel() for h in self.hidden) + sum(o.nbytes for o in self.outputs.values())
+        return sum(2 * h.numel() for h in self.hidden.values()) + sum(o.nbytes for o in self.outputs.values())
 
 
 class Watcher:
@@ -61,10 +60,11 @@ class Watcher:
         inputs = {k: v.to(model.dtype) if v.is_floating_point() else v for k, v in batch.inputs.items()}
         batch = Batch(inputs, batch.labels, batch.indices)
         outputs = run(model, batch, self.precision)
-        hidden = [by_example(h, len(batch)) for _, h in self._seen]
-        stacks = [number for number, _ in self._seen]
+        layers: dict[int, list[Tensor]] = {}
+        for number, hidden in self._seen:
+            layers.setdefault(number, []).append(by_example(hidden, len(batch)).to(batch.indices.device))
         self._seen.clear()
-        return States(compared(outputs, batch), hidden, stacks)
+        return States(compared(outputs, batch), {number: torch.stack(found, 1) for number, found in layers.items()})
 
     def _detach(self, number: int) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -96,12 +96,12 @@ class Targets:
         if self.kept is None:
             with torch.no_grad():
                 return self.teacher(batch)
-        hidden = [_take(h, rows) for h in self.kept.hidden]
-        return States({k: _take(v, rows) for k, v in self.kept.outputs.items()}, hidden, self.kept.stacks)
+        outputs, hidden = self.kept.outputs, self.kept.hidden
+        return States({k: _take(v, rows) for k, v in outputs.items()}, {k: _take(h, rows) for k, h in hidden.items()})
 
     def on(self, device: torch.device) -> bool:
         """Whether everything a step needs is on this device already."""
-        return self.kept is not None and all(h.device == device for h in self.kept.hidden)
+        return self.kept is not None and all(h.device == device for h in self.kept.hidden.values())
 
     def real_tokens(self, stack: int, rows: Tensor) -> Tensor | None:
         """[B, S] bool of the examples at these places."""
@@ -147,22 +147,20 @@ def _kept(teacher: Watcher, pool: Pool, first: States, size: int, place: torch.d
     def room(like: Tensor, dtype: torch.dtype) -> Tensor:
         return torch.empty((count, *like.shape[1:]), dtype=dtype, device=place)
 
-    hidden = [room(h, KEPT) for h in first.hidden]
+    hidden = {number: room(value, KEPT) for number, value in first.hidden.items()}
     outputs = {name: room(value, value.dtype) for name, value in first.outputs.items()}
     for rows in pool.places.split(size):
         states = teacher(pool.pick(rows.to(_device(pool))))
         span = slice(int(rows[0]), int(rows[-1]) + 1)
-        for store, value in zip(hidden, states.hidden, strict=True):
-            store[span].copy_(value)
+        for number, value in states.hidden.items():
+            hidden[number][span].copy_(value)
         for name, value in states.outputs.items():
             outputs[name][span].copy_(value)
-    return States(outputs, hidden, first.stacks)
+    return States(outputs, hidden)
 
 
 def _real(structure: Structure, pool: Pool, first: States) -> list[Tensor | None]:
-    shapes: dict[int, torch.Size] = {}
-    for stack, hidden in zip(first.stacks, first.hidden, strict=True):
-        shapes.setdefault(stack, torch.Size((len(pool.examples), hidden.shape[1])))
+    shapes = {number: torch.Size((len(pool.examples), h.shape[2])) for number, h in first.hidden.items()}
     return [
         stack.real_tokens(pool.examples, shapes[number]) if number in shapes else None
         for number, stack in enumerate(structure.stacks)

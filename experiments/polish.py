@@ -9,7 +9,8 @@ Where the GPU is (torch, transformers, numpy and safetensors; no tokenizer, no n
 
     PYTHONPATH=src python experiments/polish.py run --pack PACK --out RESULTS --minutes 8
 
-The same command goes on where it stopped; `--seeds 1`, `--budgets 0.2` or `--only base,rate` (beginnings of names) ask
+`--graphs` makes steps several times faster on a GPU; `speed` below says whether they work there. The same command goes
+on where it stopped; `--seeds 1`, `--budgets 0.2` or `--only base,rate` (beginnings of names) ask
 for other points. Points are lines of RESULTS/polish.jsonl; several such files in one folder, or under it, are shown
 together:
 
@@ -134,9 +135,11 @@ class VariantTrainer(Trainer):
         self.deviations = self._deviations() if self.variant.scale == "dimension" else None
 
     def step(self, targets: Targets, rows: Tensor) -> None:
-        self.student.structure.model.train(self.variant.dropout)
+        if self.variant.dropout:
+            self.student.structure.model.train()
         super().step(targets, rows)
-        self.student.structure.model.eval()
+        if self.variant.dropout:
+            self.student.structure.model.eval()
         if self.shadow is not None:
             torch._foreach_lerp_(self.shadow, [w.detach() for w in self.weights], 1 - self.variant.average)
 
@@ -275,6 +278,8 @@ class Runner:
 def wanted_points(options: argparse.Namespace) -> Iterator[tuple[str, float, int, str, Variant]]:
     """The default at every budget first, then every variant at 10%, the most telling ones first."""
     known = {"none": Variant()} | variants()
+    if options.graphs:
+        known = {name: replace(v, recipe=replace(v.recipe, graphs=True)) for name, v in known.items()}
     tasks = options.tasks.split(",") if options.tasks else sorted(p.name for p in options.pack.iterdir() if p.is_dir())
     seeds = [int(seed) for seed in options.seeds.split(",")]
     budgets = [float(b) for b in options.budgets.split(",")] if options.budgets else None
@@ -370,6 +375,7 @@ def main() -> None:
     running.add_argument("--seeds", default="0")
     running.add_argument("--budgets", help="of every variant; the default runs at all, the others at 0.1, unless given")
     running.add_argument("--only", help="beginnings of variants' names")
+    running.add_argument("--graphs", action="store_true", help="every variant with CUDA graphs, which are much faster")
     running.add_argument("--minutes", type=float)
     running.set_defaults(command=run)
     showing = commands.add_parser("show", help="the table of all points so far")

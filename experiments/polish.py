@@ -9,9 +9,8 @@ Where the GPU is (torch, transformers, numpy and safetensors; no tokenizer, no n
 
     PYTHONPATH=src python experiments/polish.py run --pack PACK --out RESULTS --minutes 8
 
-`--graphs` makes steps several times faster on a GPU; `speed` below says whether they work there. The same command goes
-on where it stopped; `--seeds 1`, `--budgets 0.2` or `--only base,rate` (beginnings of names) ask
-for other points. Points are lines of RESULTS/polish.jsonl; several such files in one folder, or under it, are shown
+`--graphs` replays steps as CUDA graphs. The same command goes on where it stopped; `--seeds 1`, `--budgets 0.2` or
+`--only base,rate` (beginnings of names) ask for other points. Points are lines of RESULTS/polish.jsonl; several such files in one folder, or under it, are shown
 together:
 
     python experiments/polish.py show --out RESULTS
@@ -28,6 +27,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import logging
 import statistics
 import sys
 import time
@@ -375,7 +375,7 @@ def main() -> None:
     running.add_argument("--seeds", default="0")
     running.add_argument("--budgets", help="of every variant; the default runs at all, the others at 0.1, unless given")
     running.add_argument("--only", help="beginnings of variants' names")
-    running.add_argument("--graphs", action="store_true", help="every variant with CUDA graphs, which are much faster")
+    running.add_argument("--graphs", action="store_true", help="every variant with CUDA graphs")
     running.add_argument("--minutes", type=float)
     running.set_defaults(command=run)
     showing = commands.add_parser("show", help="the table of all points so far")
@@ -387,6 +387,8 @@ def main() -> None:
     timing.add_argument("--graphs", action="store_true")
     timing.set_defaults(command=speed)
     options = parser.parse_args()
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("shearling").setLevel(logging.INFO)  # says where CUDA graphs cannot be had
     options.command(options)
 
 

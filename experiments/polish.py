@@ -10,8 +10,8 @@ Where the GPU is (torch, transformers, numpy and safetensors; no tokenizer, no n
     PYTHONPATH=src python experiments/polish.py run --pack PACK --out RESULTS --minutes 8
 
 `--graphs` replays steps as CUDA graphs. The same command goes on where it stopped; `--seeds 1`, `--budgets 0.2` or
-`--only base,rate` (beginnings of names) ask for other points. Points are lines of RESULTS/polish.jsonl; several such files in one folder, or under it, are shown
-together:
+`--only base,rate` (beginnings of names) ask for other points. Points are lines of RESULTS/polish.jsonl; several such
+files in one folder, or under it, are shown together:
 
     python experiments/polish.py show --out RESULTS
 

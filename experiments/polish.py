@@ -33,6 +33,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from packed import Row, Task, pack, padded
 from torch import Tensor
 
 import shearling.engine.polish as stage
+import shearling.methods.surgeon as method
 from shearling.engine.distil import Recipe, Trainer, squared_error
 from shearling.engine.polish import PolishSettings, polish
 from shearling.engine.states import States, Targets
@@ -49,6 +51,7 @@ from shearling.methods import Surgeon
 from shearling.models.structure import structure_of
 from shearling.pipeline import Plan, measure
 from shearling.sample.sample import Batch
+from shearling.surgeon.refit import refit
 
 BUDGETS = (0.3, 0.2, 0.1, 0.05)
 
@@ -245,19 +248,21 @@ class Runner:
             self.tasks[name] = Task(name, self.folder / name, self.device)
         return self.tasks[name]
 
-    def student(self, name: str, samples: int, seed: int, flops: float) -> tuple[Plan, Any]:
+    def student(self, name: str, samples: int, seed: int, flops: float, *, polished: bool) -> tuple[Plan, Any]:
+        """Where polish follows, the refit leaves the examples alone that polish is judged by."""
         key = (name, samples, seed)
         if key not in self.plans:
             self.plans.clear()
             self.students.clear()
             batches = self.task(name).batches(samples, seed)
             self.plans[key] = measure(self.task(name).model, batches, method=unpolished(), samples=samples, seed=seed)
-        if flops not in self.students:
-            self.students[flops] = self.plans[key].prune(flops=flops)
-        return self.plans[key], self.students[flops]
+        if (flops, polished) not in self.students:
+            method.refit = partial(refit, all_examples=not polished)  # type: ignore[attr-defined]
+            self.students[flops, polished] = self.plans[key].prune(flops=flops)
+        return self.plans[key], self.students[flops, polished]
 
     def point(self, name: str, flops: float, seed: int, label: str, variant: Variant) -> Row:
-        plan, pruned = self.student(name, variant.samples, seed, flops)
+        plan, pruned = self.student(name, variant.samples, seed, flops, polished=label != "none")
         lost = sum(float(o.error[len(o.removed) - len(k)]) for o, k in zip(plan.evidence, pruned.kept, strict=True))
         share = lost / sum(float(o.error[-1]) for o in plan.evidence)
         point = {

@@ -56,6 +56,16 @@ def test_equals_dense_ridge(has_bias: bool, ridge: float, n: int, tokens: int) -
         np.testing.assert_allclose(new_bias.numpy(), expected[n], rtol=1e-7, atol=1e-9)
 
 
+def test_examples_that_judge_a_later_stage_stay_out() -> None:
+    h, y, weight, bias = problem(5, 3, 60, seed=1)
+    fit, held_out = moments_of(h[:40], y[:40]), moments_of(h[40:], y[40:])
+    result = refit(weight, bias, fit, held_out, all_examples=False)
+    expected, _ = solve_ridge(weight, bias, fit, 1e-2)
+    assert result.kept
+    torch.testing.assert_close(result.weight, expected)
+    assert result.after == pytest.approx(held_out.error(result.weight, result.bias))
+
+
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_a_fit_that_carries_over_is_made_again_with_everything(has_bias: bool) -> None:
     h, y, weight, bias = problem(5, 3, 80, seed=1, noise=0.1)

@@ -30,8 +30,19 @@ class Fit:
     kept: bool  # whether the fit is used
 
 
-def refit(weight: Tensor, bias: Tensor | None, fit: Moments, held_out: Moments, *, ridge: float = RIDGE) -> Fit:
-    """The better, on the examples held out, of the ridge fit and the weights as they are."""
+def refit(
+    weight: Tensor,
+    bias: Tensor | None,
+    fit: Moments,
+    held_out: Moments,
+    *,
+    ridge: float = RIDGE,
+    all_examples: bool = True,
+) -> Fit:
+    """The better, on the examples held out, of the ridge fit and the weights as they are.
+
+    all_examples  fit again with those held out, once they have judged; not where they judge a later stage, too
+    """
     guarded = float(held_out.count) > 0
     judge = held_out if guarded else fit
     before = judge.error(weight, bias)
@@ -39,7 +50,7 @@ def refit(weight: Tensor, bias: Tensor | None, fit: Moments, held_out: Moments, 
     after = judge.error(new_weight, new_bias)
     if not after < before:
         return Fit(weight, bias, before, before, kept=False)
-    if guarded:  # it carries over: let the held-out examples have their say too
+    if guarded and all_examples:  # it carries over: let the held-out examples have their say too
         new_weight, new_bias = solve_ridge(weight, bias, fit + held_out, ridge)
     return Fit(new_weight, new_bias, before, after, kept=True)
 

@@ -164,6 +164,19 @@ def test_an_interrupt_keeps_the_best_so_far() -> None:
     assert traces_of(student) == traces
 
 
+def test_an_interrupt_before_the_first_pass_leaves_the_refit(monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher, student, sample = case()
+    before = state_of(student)
+
+    def interrupted(self: Trainer) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "judge", interrupted)
+    result = polish(teacher, student, sample, PolishSettings(6, RECIPE))
+    assert "as the refit left it" in result.note
+    assert same(before, state_of(student))
+
+
 def test_an_error_leaves_the_student_as_it_was() -> None:
     teacher, student, sample = case()
     before, traces = state_of(student), traces_of(student)

@@ -68,13 +68,16 @@ def polish(
     expected_loss  the estimated loss of the units removed, as a share of the loss of removing all
     most_seconds   what "auto" may take on a CPU; a GPU always does all passes
     """
-    reason = _why_not(settings, expected_loss)
+    reason = why_not(settings, expected_loss)
     if reason:
         return Polished(None, None, 0, 0.0, sample.examples, kept=False, note=reason)
     recipe = settings.recipe
     while True:
         try:
             found = _polish(teacher, student, sample, replace(settings, recipe=recipe), seed, most_seconds, progress)
+        except KeyboardInterrupt:  # outside the passes: the student is as it was
+            note = "interrupted before it was done; the student is as the refit left it"
+            return Polished(None, None, 0, 0.0, sample.examples, kept=False, note=note)
         except torch.OutOfMemoryError:
             if recipe.examples == 1 or rank_and_world()[1] > 1:
                 raise
@@ -113,8 +116,8 @@ def _polish(
     return Polished(trainer.before, trainer.best, done, seconds, sample.examples, kept, note)
 
 
-def _why_not(settings: PolishSettings, expected_loss: float | None) -> str:
-    """The reason not to polish, if there is one."""
+def why_not(settings: PolishSettings, expected_loss: float | None) -> str:
+    """The reason not to polish, or nothing. Known before the refit: it spares the judging examples where polish follows."""
     if settings.mode == "off":
         return "polish is off"
     if settings.mode == "auto" and expected_loss is not None and expected_loss < WORTH:

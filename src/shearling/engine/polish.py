@@ -117,7 +117,7 @@ def _polish(
 
 
 def why_not(settings: PolishSettings, expected_loss: float | None) -> str:
-    """The reason not to polish, or nothing. The refit asks, too: where polish follows, it spares the judging examples."""
+    """The reason not to polish, or nothing. Where polish follows, the refit should spare the judging examples."""
     if settings.mode == "off":
         return "polish is off"
     if settings.mode == "auto" and expected_loss is not None and expected_loss < WORTH:

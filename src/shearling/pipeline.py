@@ -19,6 +19,7 @@ from shearling.engine.agreement import Agreement, Answers, agreement, answers, h
 from shearling.engine.distributed import fail_together, on_first, rank_and_world
 from shearling.engine.hooks import device_of
 from shearling.engine.memory import with_smaller_batches
+from shearling.engine.precision import used_precision
 from shearling.engine.progress import Stages, Watcher
 from shearling.engine.teacher_states import TeacherStates
 from shearling.engine.warm_up import warm_up
@@ -242,7 +243,10 @@ class Plan:
         dense = self.structure
         return Report(
             method=self.method.name,
-            settings=settings_of(self.method),
+            settings={
+                **settings_of(self.method),
+                "precision": used_precision(dense.model, self.method.precision),
+            },  # fmt: skip
             constraint={limit.name: limit.ratio for limit in limits},
             flops=Cost(count_macs(dense, self.lengths), count_macs(student, self.lengths)),
             params=Cost(count_params(dense), count_params(student)),

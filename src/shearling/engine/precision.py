@@ -38,6 +38,14 @@ def has_bfloat16(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
+def used_precision(model: nn.Module, precision: Precision) -> str:
+    """The precision that passes over the sample really have: on a CPU, or without bfloat16, the model's own."""
+    parameter = next(model.parameters())
+    if parameter.device.type == "cuda" and parameter.dtype == torch.float32:
+        return "float32" if precision == "bfloat16" and not has_bfloat16(parameter.device) else precision
+    return str(parameter.dtype).removeprefix("torch.")
+
+
 @contextmanager
 def half_precision(module: nn.Module, precision: Precision) -> Iterator[None]:
     """bfloat16, if asked for, for the products inside a float32 module on a GPU; norms and residuals stay float32."""

@@ -243,10 +243,7 @@ class Plan:
         dense = self.structure
         return Report(
             method=self.method.name,
-            settings={
-                **settings_of(self.method),
-                "precision": used_precision(dense.model, self.method.precision),
-            },  # fmt: skip
+            settings=settings_of(self.method) | {"precision": used_precision(dense.model, self.method.precision)},
             constraint={limit.name: limit.ratio for limit in limits},
             flops=Cost(count_macs(dense, self.lengths), count_macs(student, self.lengths)),
             params=Cost(count_params(dense), count_params(student)),
@@ -384,9 +381,8 @@ def load_plan(path: str | os.PathLike[str], model: PreTrainedModel, data: Any, *
     warnings = list(header["warnings"])
     if header["fingerprint"] != sample.fingerprint:
         warnings.append("the plan was measured on another sample than the one given for the refit")
-    return Plan(
-        structure, sample, method, evidence, header["seed"], header["lengths"], dict(header["seconds"]), warnings
-    )  # fmt: skip
+    seconds = dict(header["seconds"])
+    return Plan(structure, sample, method, evidence, header["seed"], header["lengths"], seconds, warnings)
 
 
 def checked_multiple(multiple_of: int | None) -> int | None:

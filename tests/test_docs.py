@@ -166,6 +166,7 @@ def in_processes(words: list[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=home, capture_output=True, text=True, check=False, timeout=500)
 
 
+@pytest.mark.slow
 def test_commands_for_several_processes_run_in_two(workshop: dict[str, Any]) -> None:
     blocks = [block for block in blocks_of(DOCS / "several-gpus.md") if block.needs == "processes"]
     for block in blocks:
@@ -179,6 +180,7 @@ def test_commands_for_several_processes_run_in_two(workshop: dict[str, Any]) -> 
     assert sizes[0] == sizes[1] == sizes[2]
 
 
+@pytest.mark.slow
 def test_the_notebook_runs(tmp_path: Path) -> None:
     """Its cells as one script; what they write is there afterwards."""
     cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]

@@ -232,6 +232,13 @@ class Plan:
         rest = self._dense_macs - count_macs(self.structure, tokens)
         return Cost(rest + count_macs(self.structure, self.lengths), rest + count_macs(student, self.lengths))
 
+    def _settings(self) -> dict[str, Any]:
+        """The method's settings, with the precision that the run really had."""
+        settings = settings_of(self.method)
+        if "precision" in settings:
+            settings["precision"] = used_precision(self.structure.model, self.method.precision)
+        return settings
+
     def _report(
         self,
         student: Structure,
@@ -243,7 +250,7 @@ class Plan:
         dense = self.structure
         return Report(
             method=self.method.name,
-            settings=settings_of(self.method) | {"precision": used_precision(dense.model, self.method.precision)},
+            settings=self._settings(),
             constraint={limit.name: limit.ratio for limit in limits},
             flops=Cost(count_macs(dense, self.lengths), count_macs(student, self.lengths)),
             params=Cost(count_params(dense), count_params(student)),

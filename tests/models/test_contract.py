@@ -28,7 +28,10 @@ from shearling.sample.read import sample_of
 from shearling.surgeon.measure import measure
 from tiny import as_run
 
-every_family = pytest.mark.parametrize("family", FAMILIES)
+# Relatives run the modelling code of another family: with the slow checks, which CI runs too.
+every_family = pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[pytest.mark.slow] if name in RELATIVES else []) for name in FAMILIES]
+)
 ALL = tuple(range(16))
 PICKING = ("mpnet", "beit", "beit-shared", "t5", "flan-t5", "mt5")
 EXPORTED = (  # the others run the same modelling code, or the same edits, as one of these

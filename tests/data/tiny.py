@@ -8,6 +8,8 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, GPT2Config, PreTrainedTokenizerFast
 
+from shearling.evaluation.exam import make_exam
+
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = "the a of in good bad film was is not who where when paris river city anna lives and , . ? ' ##s ##ing go walk"
 VOCABULARY = {token: index for index, token in enumerate([*SPECIAL, *WORDS.split(), *"0123456789"])}
@@ -59,3 +61,9 @@ def build(model_class: type[Any], config: Any, seed: int = 0) -> Any:
             if parameter.dim() == 2 and "embed" not in name:
                 parameter.normal_(std=0.3)
     return model
+
+
+def evaluate(model: Any, tokenizer: Any, rows: Any, task: Any = None, **given: Any) -> Any:
+    """An exam made for one model, and taken by it."""
+    taking = {name: given.pop(name) for name in ("device", "progress", "compile") if name in given}
+    return make_exam(model, tokenizer, rows, task, **given).take(model, **taking)

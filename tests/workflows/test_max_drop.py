@@ -86,8 +86,8 @@ def test_the_report_lists_what_was_tried_and_holds_the_promise(place: Path) -> N
     assert (scored["value"], scored["dense"]) == (round(found["value"], 4), round(found["dense"], 4))
     assert f"**{found['value']:.2f}**" in (place / "out" / "README.md").read_text()
     assert known_dense(saved, scored) == scored["dense"]
+    from data.tiny import evaluate
     from shearling.checkpoint.pretrained import load_model, load_tokenizer
-    from shearling.evaluation.exam import evaluate
 
     again = evaluate(
         load_model(str(place / "out"), device="cpu"), load_tokenizer(str(place / "out")), place / "dev.jsonl", "sst2"

@@ -30,46 +30,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def evaluate(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    rows: Any,
-    task: Task | str | None = None,
-    *,
-    batch_size: int = 64,
-    max_length: int | None = None,
-    device: str | torch.device = "auto",
-    text_columns: Sequence[str] | None = None,
-    label_column: str | None = None,
-    compile: bool = False,  # noqa: A002 - the name users know from torch
-    progress: Progress | None = None,
-    limit: int | None = None,
-    metric: str | None = None,
-    index: PreTrainedModel | None = None,
-) -> Evaluation:
-    """Score `model` on the first `limit` rows; without a task, the one that its head is for.
-
-    `rows` may be Rows, a file, a `datasets.Dataset` or a list of dicts. The model is left as it was.
-
-    metric  one of the task's others, such as r@1
-    index   of a search: the model that embeds the passages, while `model` embeds the queries
-    """
-    exam = make_exam(
-        model,
-        tokenizer,
-        rows,
-        task,
-        batch_size=batch_size,
-        max_length=max_length,
-        text_columns=text_columns,
-        label_column=label_column,
-        limit=limit,
-        metric=metric,
-        index=index,
-    )
-    return exam.take(model, device=device, compile=compile, progress=progress)
-
-
 class Exam(Questions):
     """Labelled rows that several models of one family are scored on: read once, tokenised once."""
 

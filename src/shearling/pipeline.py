@@ -6,9 +6,9 @@ import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -24,7 +24,7 @@ from shearling.engine.progress import Stages, Watcher
 from shearling.engine.teacher_states import TeacherStates
 from shearling.engine.warm_up import warm_up
 from shearling.errors import CheckpointError, ConstraintError, DataError, InputError
-from shearling.latency.meet import checked_table, meet, table_for
+from shearling.latency.meet import TableLike, checked_table, meet, table_for
 from shearling.methods import Evidence, Method, Repaired, asked, configured, method_of, settings_of
 from shearling.models.digest import weights_digest_of
 from shearling.models.positions import positions_of
@@ -34,17 +34,21 @@ from shearling.report.record import Cost, Report
 from shearling.sample.batch import Batch
 from shearling.sample.read import accepted_by, sample_of
 from shearling.sample.sample import Sample
-from shearling.verify import check_cut, check_tokens, prunable, self_check
+from shearling.verify import (
+    Samples,
+    check_cut,
+    check_tokens,
+    checked_multiple,
+    checked_samples,
+    prunable,
+    self_check,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from shearling.latency.table import Table
 
-    TableLike = Table | str | os.PathLike[str] | None
-
-Samples = int | Literal["auto"]
-MOST_SAMPLES = 2048  # what "auto" takes at most
 FEW = 64
 WIDE = 256  # filters of an FFN from which on rounding their number costs nothing
 MOST_TOKENS = 2**20  # of an example
@@ -318,18 +322,16 @@ def _measure(
     if sample.examples < world:
         raise DataError(f"The sample has {sample.examples} examples for {world} processes; every one needs some.")
 
-    def look(part: Sample, earlier: Evidence | None = None) -> Evidence:
-        return method.measure(structure, part.shard(rank, world), seed=seed, stages=stages, earlier=earlier)
-
+    look = partial(method.measure, structure, seed=seed, stages=stages)
     limits = [] if constraint is None or constraint.latency is not None else constraint.limits(structure, lengths)
     first = sample
     if samples == "auto" and limits and device_of(model).type == "cpu":
         first = sample.drawn(method.first_look(structure, sample), seed)
-    evidence, why = look(first), ""
+    evidence, why = look(first.shard(rank, world)), ""
     if first is not sample:
         why = method.enough(evidence, structure, limits, lengths)
         if not why:
-            evidence, first = look(sample.without(first), evidence), sample
+            evidence, first = look(sample.without(first).shard(rank, world), earlier=evidence), sample
     warnings = []
     if first.examples < FEW:
         warnings.append(
@@ -390,19 +392,3 @@ def load_plan(path: str | os.PathLike[str], model: PreTrainedModel, data: Any, *
         warnings.append("the plan was measured on another sample than the one given for the refit")
     seconds = dict(header["seconds"])
     return Plan(structure, sample, method, evidence, header["seed"], header["lengths"], seconds, warnings)
-
-
-def checked_multiple(multiple_of: int | None) -> int | None:
-    """A step of filter counts that makes sense, or None."""
-    if multiple_of is not None and (isinstance(multiple_of, bool) or multiple_of < 1):
-        raise InputError(f"multiple_of={multiple_of} makes no sense; 8 suits most GPUs, 1 means no rounding.")
-    return multiple_of
-
-
-def checked_samples(samples: object) -> int:
-    """How many examples to draw at most."""
-    if samples == "auto":
-        return MOST_SAMPLES
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise InputError(f'samples={samples!r} makes no sense; give a number of examples, or "auto".')
-    return samples

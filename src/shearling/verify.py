@@ -1,10 +1,10 @@
-"""Check that a model can be pruned on a sample, and that the pruned model computes what it should."""
+"""Check that a run can be done (model, sample, options), and that the pruned model computes what it should."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shearling.costs import Limit
 from shearling.engine.hooks import device_of, frozen, masked, run
 from shearling.engine.precision import kernels
-from shearling.errors import CheckFailed, DataError, ModelError
+from shearling.errors import CheckFailed, DataError, InputError, ModelError
 from shearling.models.offloaded import with_all_weights
 from shearling.models.structure import Structure, structure_of
 from shearling.models.sublayer import columns_of
@@ -22,7 +22,9 @@ from shearling.sample.sample import Sample
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-EXAMPLES = 8
+Samples = int | Literal["auto"]
+MOST_SAMPLES = 2048  # what "auto" takes at most
+EXAMPLES = 8  # that outputs are compared on
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.1}
 
 
@@ -63,6 +65,22 @@ def check_tokens(model: PreTrainedModel, sample: Sample) -> None:
         )
 
 
+def checked_multiple(multiple_of: int | None) -> int | None:
+    """A step of filter counts that makes sense, or None."""
+    if multiple_of is not None and (isinstance(multiple_of, bool) or multiple_of < 1):
+        raise InputError(f"multiple_of={multiple_of} makes no sense; 8 suits most GPUs, 1 means no rounding.")
+    return multiple_of
+
+
+def checked_samples(samples: object) -> int:
+    """How many examples to draw at most."""
+    if samples == "auto":
+        return MOST_SAMPLES
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise InputError(f'samples={samples!r} makes no sense; give a number of examples, or "auto".')
+    return samples
+
+
 def self_check(
     teacher: Structure, student: Structure, kept: Sequence[Tensor], sample: Sample, limits: Sequence[Limit]
 ) -> float:
@@ -77,48 +95,45 @@ def self_check(
                 f"The pruned model costs {limit.spent(counts):.6g} {limit.name}, its budget is {limit.budget:.6g}. "
                 "Nothing was saved; please report this with the command you ran."
             )
-    return _compare(teacher, student, kept, sample)
+    return _difference(teacher, student, sample, _repaired(teacher, student, kept))
 
 
 def check_cut(teacher: Structure, student: Structure, kept: Sequence[Tensor], sample: Sample) -> float:
     """Right after the cut, before any repair: the small model must put out what the dense one does under its masks."""
-    batch = sample.some(EXAMPLES)
     masks = {
         s: torch.zeros(s.units).index_fill(0, units.cpu(), 1)
         for s, units in zip(teacher.sublayers, kept, strict=True)
         if s.units  # none were left by an earlier pruning: there is nothing to mask
     }
-    with frozen(teacher.model), frozen(student.model), torch.inference_mode(), kernels("float32"):
-        small = _values(run(student.model, batch.to(device_of(student.model))))
-        with masked(list(masks), list(masks.values())):
-            full = _values(run(teacher.model, batch.to(device_of(teacher.model))))
-    return _difference(small, full, student.model.dtype)
+    return _difference(teacher, student, sample, masked(list(masks), list(masks.values())))
 
 
-def _compare(teacher: Structure, student: Structure, kept: Sequence[Tensor], sample: Sample) -> float:
+@contextmanager
+def _repaired(teacher: Structure, student: Structure, kept: Sequence[Tensor]) -> Iterator[None]:
+    """The dense model under its masks, with the repaired weights of the pruned one."""
+    with ExitStack() as hooks:
+        for dense, sublayer, units in zip(teacher.sublayers, student.sublayers, kept, strict=True):
+            hook = _standing_in(sublayer.weight, sublayer.bias, columns_of(units, dense.width))
+            hooks.callback(dense.out.register_forward_hook(hook).remove)
+            for before, after in zip(dense.inputs, sublayer.inputs, strict=len(units) > 0):
+                rows = before.rows_of(units, dense.units)
+                hooks.callback(before.module.register_forward_hook(_feeding(after.module, rows)).remove)
+        yield
+
+
+def _difference(teacher: Structure, student: Structure, sample: Sample, masks: AbstractContextManager[None]) -> float:
+    """The largest, relative to the largest value; raises where it is more than the dtype explains."""
     batch = sample.some(EXAMPLES)
     with frozen(teacher.model), frozen(student.model), torch.inference_mode(), kernels("float32"):
-        here = batch.to(device_of(student.model))
-        small = _values(run(student.model, here))
-        with ExitStack() as hooks:
-            for dense, sublayer, units in zip(teacher.sublayers, student.sublayers, kept, strict=True):
-                hook = _standing_in(sublayer.weight, sublayer.bias, columns_of(units, dense.width))
-                hooks.callback(dense.out.register_forward_hook(hook).remove)
-                for before, after in zip(dense.inputs, sublayer.inputs, strict=len(units) > 0):
-                    rows = before.rows_of(units, dense.units)
-                    hooks.callback(before.module.register_forward_hook(_feeding(after.module, rows)).remove)
+        small = _values(run(student.model, batch.to(device_of(student.model))))
+        with masks:
             full = _values(run(teacher.model, batch.to(device_of(teacher.model))))
-    return _difference(small, full, student.model.dtype)
-
-
-def _difference(small: dict[str, Tensor], full: dict[str, Tensor], dtype: torch.dtype) -> float:
-    """The largest, relative to the largest value; raises where it is more than the dtype explains."""
     worst = 0.0
     for name, value in small.items():
         scale = full[name].float().abs().max().clamp_min(1e-6)
         difference = (value.float() - full[name].float().to(value.device)).abs().max() / scale.to(value.device)
         worst = max(worst, float(difference.nan_to_num(nan=torch.inf)))
-    if not worst <= TOLERANCE.get(dtype, 1e-3):
+    if not worst <= TOLERANCE.get(student.model.dtype, 1e-3):
         raise CheckFailed(
             f"The shrunk model's outputs differ from the masked model's by {worst:.3g} (relative). Nothing was saved; "
             "please report this with the model's config.json."

@@ -57,8 +57,8 @@ def write_companions(source: Any, model: PreTrainedModel, folder: Path) -> bool:
     return found
 
 
-def found_locally(name: str | os.PathLike[str]) -> Path | None:
-    """The directory of this name, or of the model with this id in the cache of the Hub; nothing is fetched."""
+def found_locally(name: str | os.PathLike[str], *, fetch: bool = False) -> Path | None:
+    """The directory of this name, or of the model with this id in the cache of the Hub; `fetch` may fill the cache."""
     if not str(name):
         return None
     path = Path(name)
@@ -69,7 +69,7 @@ def found_locally(name: str | os.PathLike[str]) -> Path | None:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(str(name), allow_patterns=list(COMPANIONS), local_files_only=True))
+        return Path(snapshot_download(str(name), allow_patterns=list(COMPANIONS), local_files_only=not fetch))
     except Exception:  # what it raises for "not there" differs between versions
         return None
 

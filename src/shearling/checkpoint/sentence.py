@@ -125,21 +125,6 @@ def read_pooling(name: str) -> Pooling | None:
     )
 
 
-def companions(name: str) -> Path | None:
-    """The folder with the side files of a model: the directory itself, or what the Hub's cache keeps of an id."""
-    if Path(name).is_dir():
-        return Path(name)
-    modules = _modules_of(name)
-    if modules is None:
-        return None
-    for module in modules:  # fetch what lies in folders; the rest came with the model and its tokenizer
-        path = str(module.get("path", ""))
-        for file in ("config.json", "model.safetensors") if path else ("sentence_bert_config.json", SETTINGS):
-            _find(name, f"{path}/{file}".lstrip("/"))
-    found = _find(name, MODULES)
-    return None if found is None else found.parent
-
-
 def _with_modes(found: Pooling, given: Pooling) -> Pooling:
     return replace(found, modes=given.modes, normalize=found.normalize or given.normalize)
 

@@ -34,6 +34,7 @@ TOLERANCE = 0.05  # of the ratio asked for
 CORRECTIONS = 2
 
 Cut = tuple[list[Tensor], Structure]  # what stays, and the student
+TableLike = Table | str | os.PathLike[str] | None
 
 
 @dataclass(frozen=True)
@@ -139,16 +140,20 @@ def meet(
     return Met(kept, student, limits, record, warnings)
 
 
-def checked_table(
-    table: Table | str | os.PathLike[str] | None, latency: float | None, structure: Structure
-) -> Table | None:
-    """The table a caller gave, read once and known to fit the model; before any work is done."""
-    if table is None:
-        return None
-    if latency is None:
-        raise ConstraintError("A latency table was given, but no latency; ask for one, such as latency=0.5.")
-    found = table if isinstance(table, Table) else load_table(table)
-    check_fits(found, structure)
+def read_table(table: TableLike, latency: float | None) -> Table | None:
+    """The table a caller gave, read; one without a latency is a mistake."""
+    if table is not None and latency is None:
+        raise ConstraintError(
+            "--table is of use with --latency only, and there is no latency; ask for one: latency=0.5."
+        )
+    return load_table(table) if isinstance(table, (str, os.PathLike)) else table
+
+
+def checked_table(table: TableLike, latency: float | None, structure: Structure) -> Table | None:
+    """The table a caller gave, read and known to fit the model; before any work is done."""
+    found = read_table(table, latency)
+    if found is not None:
+        check_fits(found, structure)
     return found
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shearling.costs import ratio_of
+from shearling.costs import Constraint
 from shearling.engine.progress import Watcher
 from shearling.errors import ConstraintError, InputError
 from shearling.evaluation.exam import Evaluation, Exam
-from shearling.latency.table import load_table
+from shearling.latency.meet import read_table
+from shearling.latency.table import Table
 from shearling.methods import Method, method_of
 from shearling.pipeline import Plan, Pruned
 from shearling.workflows.pruning import take
@@ -32,29 +34,23 @@ class Grid:
     multiple_of: int | None = None
     table: Path | None = None
 
-    def checked(self) -> Grid:
+    def __post_init__(self) -> None:
         """Complain before any work is done."""
         for name, values in (("methods", self.methods), ("budgets", self.budgets), ("seeds", self.seeds)):
             if not values:
                 raise InputError(f"The sweep has no {name}; give at least one.")
         for budget in self.budgets:
-            for kind, ratio in budget.items():
-                ratio_of(f"--{kind}", ratio)
+            Constraint.of(**budget)
         for seed in self.seeds:
             if not 0 <= seed < SEEDS:
                 raise InputError(f"--seeds takes numbers from 0 on, below 2^63; {seed} is none.")
-        self._check_table()
-        return self
-
-    def _check_table(self) -> None:
-        """A table goes with a latency, and is one; whether it fits, only the model tells."""
-        timed = any("latency" in budget for budget in self.budgets)
-        if timed and self.table is None:
+        if self.times is None and any("latency" in budget for budget in self.budgets):
             raise ConstraintError("A sweep over --latency needs a --table; make it with `shearling profile`.")
-        if self.table is not None:
-            if not timed:
-                raise ConstraintError("--table is of use with --latency only; ask for some, such as --latency 0.7,0.5.")
-            load_table(self.table)
+
+    @cached_property
+    def times(self) -> Table | None:
+        """The latency table, read once for all points."""
+        return read_table(self.table, next((b["latency"] for b in self.budgets if "latency" in b), None))
 
     def points(self) -> list[Key]:
         """Every point, in the order they are tried."""
@@ -76,7 +72,7 @@ def grid_of(
         [_number(word, int, "--seeds") for word in _words(seeds)],
         multiple_of,
         table,
-    ).checked()
+    )
 
 
 def budgets_of(given: Mapping[str, Sequence[float]]) -> list[dict[str, float]]:
@@ -145,7 +141,7 @@ def outcomes(
 
 
 def _point(plan: Plan, exam: Exam, grid: Grid, point: Outcome, watcher: Watcher | None) -> Outcome:
-    asked: dict[str, Any] = {**point.constraint, "table": grid.table, "multiple_of": grid.multiple_of}
+    asked: dict[str, Any] = {**point.constraint, "table": grid.times, "multiple_of": grid.multiple_of}
     try:
         pruned = plan.prune(**asked)
     except ConstraintError as error:  # this budget cannot be met; the others may

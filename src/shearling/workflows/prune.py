@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from shearling import pipeline
 from shearling.engine.progress import Watcher
 from shearling.methods import Method, method_of
-from shearling.pipeline import Plan, Pruned, Samples
+from shearling.pipeline import Plan, Pruned
+from shearling.verify import Samples
 from shearling.workflows.given import Data, is_transformer, needs_reading
 from shearling.workflows.progress import ProgressLike, watcher_of, watching
 

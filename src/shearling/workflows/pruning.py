@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shearling.checkpoint.companions import found_locally
 from shearling.checkpoint.load import read_record
 from shearling.checkpoint.pretrained import is_remote
 from shearling.checkpoint.record import write_page
-from shearling.checkpoint.sentence import companions
 from shearling.engine.distributed import on_first
 from shearling.engine.hooks import device_of, frozen
 from shearling.engine.progress import Watcher
@@ -68,9 +68,11 @@ def prune_source(
     if limit is not None and not scored:
         raise InputError("--limit is of use with --eval only: it is how many rows to score on.")
     loaded = read_source(source, labels=labels_for(method), scored=scored, watcher=watcher)
-    check_loaded(loaded, target, written=out is not None)
+    if out is not None:
+        check_can_be_saved(loaded)
     exam = exam_of(source, loaded, evaluation, limit=limit) if scored else None
     if drop is not None and exam is not None:
+        checked_table(target.table, target.latency, structure_of(loaded.model))
         pruned = drop.meet(measured(source, loaded, method, watcher), target, exam, watcher)
     else:
         pruned = prune(
@@ -98,16 +100,14 @@ def prune_source(
     return pruned
 
 
-def check_loaded(loaded: Loaded, target: Target | None = None, *, written: bool = False) -> None:
-    """Complain about a model that could not be saved, or a latency table of another model, before measuring."""
-    if written and is_remote(loaded.model):
+def check_can_be_saved(loaded: Loaded) -> None:
+    """Complain about a model that could not be saved, before measuring."""
+    if is_remote(loaded.model):
         raise ModelError(
             f"{type(loaded.model).__name__} is a class that came with the model, and a pruned copy of it could not be "
             "loaded from a directory. Prune it from Python, where the result can be used at once: "
             "shearling.prune(model, data, flops=0.5).model."
         )
-    if target is not None and target.table is not None:
-        checked_table(target.table, target.latency, structure_of(loaded.model))
 
 
 def measured(
@@ -176,7 +176,8 @@ def time_both(dense: PreTrainedModel, pruned: PreTrainedModel, batch_size: int, 
 
 def keep(pruned: Pruned, source: Source, loaded: Loaded, out: Path, *, force: bool = False) -> None:
     """Write a pruned model, with the files that lie beside the dense one."""
-    beside = companions(source.name) if folder_of(source) or isinstance(source.model, str) else None
+    named = folder_of(source) is not None or isinstance(source.model, str)
+    beside = found_locally(source.name, fetch=True) if named else None
     pruned.save(out, source=beside or loaded.tokenizer, force=force)
 
 

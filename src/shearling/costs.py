@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,17 +13,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shearling.engine.hooks import device_of, frozen, run
+from shearling.engine.hooks import device_of, frozen, run, watched
 from shearling.errors import ConstraintError
 from shearling.models.structure import Structure
 from shearling.models.sublayer import Sublayer
 from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
+from shearling.schema import KINDS as KINDS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-KINDS = ("flops", "params", "latency")
 SLACK = 1e-9  # relative; costs are sums of floats
 
 
@@ -155,43 +156,33 @@ def parameters(model: nn.Module) -> int:
 
 
 def sequence_lengths(structure: Structure, sample: Sample) -> list[float]:
-    """Per sublayer, the mean number of real tokens of an example; seen by running one."""
-    seen: dict[tuple[int, int], torch.Size] = {}
+    """Per sublayer, the mean number of real tokens of an example, found by running one."""
     batch = sample.some(1)
-    handles = []
-    for number, stack in enumerate(structure.stacks):
-        for part, sublayer in enumerate(stack.sublayers[0]):
+    firsts = [sublayer for stack in structure.stacks for sublayer in stack.sublayers[0]]
+    shapes: dict[int, torch.Size] = {}
 
-            def hook(module: nn.Module, args: tuple[Tensor, ...], at: tuple[int, int] = (number, part)) -> None:
-                seen[at] = torch.Size((1, args[0].shape[:-1].numel()))  # of one example, maybe in windows
+    def on_input(number: int, h: Tensor) -> None:
+        shapes[number] = torch.Size((1, h.shape[:-1].numel()))  # of one example, maybe in windows
 
-            handles.append(sublayer.out.register_forward_pre_hook(hook))
-    try:
-        with frozen(structure.model), torch.inference_mode():
-            run(structure.model, batch.to(device_of(structure.model)))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with frozen(structure.model), torch.inference_mode(), watched(firsts, on_input):
+        run(structure.model, batch.to(device_of(structure.model)))
+    ids = batch.inputs.get("input_ids")
+    tokens = None if ids is None or ids.dim() != 2 else ids.shape[1]
     lengths: list[float] = []
-    for number, stack in enumerate(structure.stacks):
+    seen = iter(shapes[number] for number in range(len(firsts)))
+    for stack in structure.stacks:
         found = []
         name = stack.mask_of(batch)
         mask = batch.masks.get(name)
-        for part in range(len(stack.sublayers[0])):
-            length = float(seen[number, part][1])
-            if mask is not None and (mask.shape == seen[number, part] or stack.frames is not None):
+        for shape in itertools.islice(seen, len(stack.sublayers[0])):
+            length = float(shape[1])
+            if mask is not None and (mask.shape == shape or stack.frames is not None):
                 length *= sample.mean_total(name) / mask.shape[1]  # a mask over audio samples counts frames
-            elif mask is None and _tokens(batch) == length:
+            elif mask is None and tokens == length:
                 length = sample.mean_length or length
             found.append(length)
         lengths += found * len(stack.sublayers)
     return lengths
-
-
-def _tokens(batch: Batch) -> int | None:
-    """How many tokens an example of the batch has, where it is made of tokens."""
-    ids = batch.inputs.get("input_ids")
-    return None if ids is None or ids.dim() != 2 else ids.shape[1]
 
 
 def whole_macs(model: PreTrainedModel, batch: Batch, length: float) -> int:

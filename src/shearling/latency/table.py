@@ -198,24 +198,19 @@ def load_table(path: str | os.PathLike[str]) -> Table:
 
 def check_fits(table: Table, structure: Structure) -> None:
     """Raise unless the table was measured on a model of this shape."""
-    model_type = structure.model.config.model_type
-    if table.model_type != model_type:
-        raise TableError(
-            f"The latency table is of a {table.model_type} model, this one is {model_type}. "
-            "Measure this model with `shearling profile`."
-        )
-    if table.layers != structure.sizes:
-        raise TableError(
-            f"The latency table is of a model with {_sizes(table.layers)}; this one has {_sizes(structure.sizes)}. "
-            "Measure this model with `shearling profile`."
-        )
     known = {entry.shape: entry.units[-1] for entry in table.sublayers}
-    for sublayer, shape in zip(structure.sublayers, shapes_in(structure), strict=True):
-        if sublayer.units and known.get(shape, -1) < sublayer.units:
-            raise TableError(
-                f"The latency table has no times for the {sublayer.name} ({sublayer.units} units of width "
-                f"{sublayer.width}, hidden size {shape[3]}). Measure this model with `shearling profile`."
-            )
+    missing = (
+        f"has no times for the {s.name} ({s.units} units of width {s.width}, hidden size {shape[3]})"
+        for s, shape in zip(structure.sublayers, shapes_in(structure), strict=True)
+        if s.units and known.get(shape, -1) < s.units
+    )
+    model_type, wrong = structure.model.config.model_type, next(missing, "")
+    if table.model_type != model_type:
+        wrong = f"is of a {table.model_type} model, this one is {model_type}"
+    elif table.layers != structure.sizes:
+        wrong = f"is of a model with {_sizes(table.layers)}; this one has {_sizes(structure.sizes)}"
+    if wrong:
+        raise TableError(f"The latency table {wrong}. Measure this model with `shearling profile`.")
 
 
 def _sizes(layers: Sequence[dict[str, int]]) -> str:

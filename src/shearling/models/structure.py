@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -96,14 +97,13 @@ class Structure:
     @property
     def sizes(self) -> list[dict[str, int]]:
         """Units left per layer, as reports and `--json` give them."""
-        return [_sum_by_kind(layer) for stack in self.stacks for layer in stack.sublayers]
-
-
-def _sum_by_kind(layer: tuple[Sublayer, ...]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for sublayer in layer:  # there may be several FFNs in it
-        sizes[sublayer.kind] = sizes.get(sublayer.kind, 0) + sublayer.units
-    return sizes
+        found = []
+        for layer in (layer for stack in self.stacks for layer in stack.sublayers):
+            units: Counter[str] = Counter()
+            for sublayer in layer:  # there may be several FFNs in it
+                units[sublayer.kind] += sublayer.units
+            found.append(dict(units))
+        return found
 
 
 def structure_of(model: PreTrainedModel) -> Structure:

@@ -14,7 +14,8 @@ from shearling.engine.progress import Watcher
 from shearling.errors import DataError, ShearlingError
 from shearling.evaluation.exam import Evaluation
 from shearling.workflows.progress import ProgressLike, watching
-from shearling.workflows.source import Loaded, Source, check_early, exam_of, open_model, quiet, reader_for, task_of
+from shearling.workflows.pruning import take
+from shearling.workflows.source import Source, check_early, exam_of, open_source, quiet
 
 if TYPE_CHECKING:
     from shearling.workflows.given import Data
@@ -73,21 +74,11 @@ def evaluate_source(
     source: Source, *, limit: int | None = None, compiled: bool = False, watcher: Watcher | None = None
 ) -> Evaluation:
     """Score a source on its data."""
-    tell = watcher or quiet
     check_early(source)
-    tell("load", 0, 1)
-    opened = open_model(source)
+    loaded = open_source(source, watcher=watcher or quiet)
     if source.index == "dense":
         source = replace(source, index=_original(source.name))
-    loaded = Loaded(opened.model, reader_for(source, opened), task_of(source, opened.model), None, None)
-    tell("load", 1, 1)
-    exam = exam_of(source, loaded, source.data, limit=limit)
-    tell("evaluate", 0, 1)
-
-    def progress(done: int, total: int) -> None:
-        tell("evaluate", done, total)
-
-    return exam.take(opened.model, compile=compiled, progress=progress)
+    return take(exam_of(source, loaded, source.data, limit=limit), loaded.model, watcher, compiled=compiled)
 
 
 def _original(name: str) -> str:

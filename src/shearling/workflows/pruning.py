@@ -85,7 +85,8 @@ def prune_source(
             length=source.length,
             watcher=watcher,
         )
-        pruned = _with_warnings(pruned, remarks(loaded))
+        warnings = [*pruned.report.warnings, *remarks(loaded)]
+        pruned = replace(pruned, report=replace(pruned.report, warnings=warnings))
         if exam is not None:
             both = [take(exam, model, watcher) for model in (loaded.model, pruned.model)]
             pruned = replace(pruned, report=with_scores(pruned.report, *both))
@@ -139,15 +140,11 @@ def remarks(loaded: Loaded) -> list[str]:
     return []
 
 
-def _with_warnings(pruned: Pruned, more: list[str]) -> Pruned:
-    return replace(pruned, report=replace(pruned.report, warnings=[*pruned.report.warnings, *more]))
-
-
-def take(exam: Exam, model: PreTrainedModel, watcher: Watcher | None = None) -> Evaluation:
+def take(exam: Exam, model: PreTrainedModel, watcher: Watcher | None = None, *, compiled: bool = False) -> Evaluation:
     """Score a model, on one process where there are several."""
     tell = watcher or quiet
     tell("evaluate", 0, 1)
-    return on_first(lambda: exam.take(model, progress=partial(tell, "evaluate")))
+    return on_first(lambda: exam.take(model, compile=compiled, progress=partial(tell, "evaluate")))
 
 
 def with_scores(report: Report, dense: Evaluation, pruned: Evaluation) -> Report:

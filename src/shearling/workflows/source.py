@@ -69,6 +69,12 @@ class Source:
         return str(getattr(self.model, "name_or_path", "") or "")
 
     @property
+    def loading(self) -> dict[str, Any]:
+        """How a model is loaded by name: keywords of `load_model`."""
+        names = ("device", "dtype", "trust_remote_code", "pooling")
+        return {name: getattr(self, name) for name in names}
+
+    @property
     def examples_per_batch(self) -> int:
         """As asked for, or many on a GPU, which would idle otherwise, and few on a CPU."""
         return self.batch_size or (512 if named_device(self.device).type == "cuda" else 32)
@@ -80,18 +86,10 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A model, and the SentenceTransformer or CrossEncoder around it where it came in one."""
-
-    model: PreTrainedModel
-    sentence: Any = None
-
-
-@dataclass(frozen=True)
 class Loaded:
     """A source, read.
 
-    rows      what the examples were read from; None where they came as batches
+    rows      what the examples were read from; None where they came as batches, or are not read yet
     examples  a sample of them, as the pipeline takes them
     sentence  the SentenceTransformer or CrossEncoder that the model came in
     """
@@ -99,8 +97,8 @@ class Loaded:
     model: PreTrainedModel
     tokenizer: Any
     task: Task
-    rows: Rows | None
-    examples: Any
+    rows: Rows | None = None
+    examples: Any = None
     sentence: Any = None
 
 
@@ -117,22 +115,18 @@ def read_source(source: Source, *, labels: Labels, scored: bool = False, watcher
     check_early(source)
     if isinstance(source.model, (str, os.PathLike)):
         check_prunable(source.name, trust_remote_code=source.trust_remote_code)
-    tell("load", 0, 1)
-    opened = open_model(source)
-    model = opened.model
     raw = source.data is None or needs_reading(source.data)
-    tokenizer = reader_for(source, opened) if raw or scored else source.tokenizer
-    tell("load", 1, 1)
-    task = task_of(source, model)
+    loaded = open_source(source, reads=raw or scored, watcher=tell)
     if not raw:
-        return Loaded(model, tokenizer, task, None, source.data, opened.sentence)
-    if source.data is None and task.hub is None:
-        raise ModelError(f"No data: give --data FILE (the task '{task.name}' has no data set of its own on the Hub).")
+        return replace(loaded, examples=source.data)
+    if source.data is None and loaded.task.hub is None:
+        raise ModelError(
+            f"No data: give --data FILE (the task '{loaded.task.name}' has no data set of its own on the Hub)."
+        )
     tell("read", 0, 1)
-    rows = rows_of(source.data, task)
+    loaded = replace(loaded, rows=rows_of(source.data, loaded.task))
     tell("read", 1, 1)
     tell("tokenise", 0, 1)
-    loaded = Loaded(model, tokenizer, task, rows, None, opened.sentence)
     loaded = replace(loaded, examples=draw(source, loaded, labels=labels))
     tell("tokenise", 1, 1)
     return loaded
@@ -148,47 +142,46 @@ def check_early(source: Source, *more: Any) -> None:
             read_rows(data, limit=1)
 
 
-def open_model(source: Source) -> Opened:
-    """The model itself, from its name or from what holds it; models that are given stay where they are."""
-    given = source.model
+def open_source(source: Source, *, reads: bool = True, watcher: Watcher = quiet) -> Loaded:
+    """The model, from its name or from what holds it, with its tokenizer and its task; no data is read yet.
+
+    reads  there are texts to read: the tokenizer is needed
+
+    Models that are given stay where they are.
+    """
+    watcher("load", 0, 1)
+    given, sentence = source.model, None
     if isinstance(given, (str, os.PathLike)):
-        return Opened(model_named(source, str(given)))
-    if is_sentence_model(given):
-        return Opened(transformer_of(given), given)
-    if not is_transformer(given):
+        model = load_model(str(given), **source.loading)
+    elif is_sentence_model(given):
+        model, sentence = transformer_of(given), given
+    elif is_transformer(given):
+        model = given
+        if model.base_model is model and (source.pooling or needs_reading(source.data)):
+            attach_pooling(model, source.name, source.pooling)
+    else:
         raise ModelError(
             f"A {type(given).__name__} is no model that can be pruned; give a transformers model, a "
             "SentenceTransformer or CrossEncoder, a directory, or an id on the Hub."
         )
-    if given.base_model is given and (source.pooling or needs_reading(source.data)):
-        attach_pooling(given, source.name, source.pooling)
-    return Opened(given)
+    tokenizer = reader_for(source, model, sentence) if reads else source.tokenizer
+    watcher("load", 1, 1)
+    return Loaded(model, tokenizer, task_of(source, model), sentence=sentence)
 
 
-def model_named(source: Source, name: str) -> PreTrainedModel:
-    """Load a model from a directory or the Hub, the way the source asks."""
-    return load_model(
-        name,
-        device=source.device,
-        dtype=source.dtype,
-        trust_remote_code=source.trust_remote_code,
-        pooling=source.pooling,
-    )
-
-
-def reader_for(source: Source, opened: Opened) -> Any:
+def reader_for(source: Source, model: PreTrainedModel, sentence: Any = None) -> Any:
     """The tokenizer or processor: the one given, that of a SentenceTransformer, or the one beside the model."""
     if source.tokenizer is not None:
         return source.tokenizer
-    if opened.sentence is not None:
-        return opened.sentence.tokenizer
+    if sentence is not None:
+        return sentence.tokenizer
     if not source.name:
         raise InputError(
-            f"Texts need a tokenizer, and this {type(opened.model).__name__} does not know where it came from "
+            f"Texts need a tokenizer, and this {type(model).__name__} does not know where it came from "
             "(its name_or_path is empty). Give one: tokenizer=..."
         )
     try:
-        return load_reader(source.name, opened.model, trust_remote_code=source.trust_remote_code)
+        return load_reader(source.name, model, trust_remote_code=source.trust_remote_code)
     except ModelError as error:
         if isinstance(source.model, (str, os.PathLike)):
             raise
@@ -247,6 +240,9 @@ def exam_of(source: Source, loaded: Loaded, evaluation: Any, *, limit: int | Non
         raise DataError(
             f"Nothing to score on: give --eval FILE (the task '{loaded.task.name}' has no dev set of its own)."
         )
+    index = None  # every model embeds the passages of a search itself
+    if source.index is not None:
+        index = loaded.model if source.index == "dense" else load_model(source.index, **source.loading)
     return make_exam(
         loaded.model,
         loaded.tokenizer,
@@ -258,15 +254,8 @@ def exam_of(source: Source, loaded: Loaded, evaluation: Any, *, limit: int | Non
         label_column=source.label_column,
         limit=limit,
         metric=source.metric,
-        index=index_of(source, loaded.model),
+        index=index,
     )
-
-
-def index_of(source: Source, dense: PreTrainedModel) -> PreTrainedModel | None:
-    """The model that embeds the passages of a search; None where every model embeds its own."""
-    if source.index is None:
-        return None
-    return dense if source.index == "dense" else model_named(source, source.index)
 
 
 def folder_of(source: Source) -> Path | None:

@@ -47,7 +47,7 @@ class Recipe:
     alpha: float = 0.5
     temperature: float = 2.0
 
-    def checked(self) -> Recipe:
+    def __post_init__(self) -> None:
         """Complain about numbers that make no sense before any work is done."""
         if not self.epochs > 0:
             raise InputError(f"{self.epochs:g} epochs were asked for; give more than 0, the paper takes 3.")
@@ -55,7 +55,6 @@ class Recipe:
             raise InputError(f"A learning rate of {self.lr:g} makes no sense; 2e-5 is the paper's.")
         if not 0 <= self.alpha <= 1 or not self.temperature > 0:
             raise InputError("alpha is a share in [0, 1] and the temperature is above 0.")
-        return self
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,6 @@ def retrain(
     watcher: Watcher | None = None,
 ) -> Trained:
     """Train `model` in place on `rows`; with a `work` folder, goes on from the checkpoints in it if there are any."""
-    recipe.checked()
     check_alone()
     examples = encoder.tokenize(rows)
     if teacher is None and not {*examples.tokens, *examples.values} & {*TARGETS}:
@@ -120,19 +118,6 @@ def distillation_loss(student: Any, teacher: Any, batch: dict[str, Tensor], temp
         # The square keeps the gradient's size the same at every temperature.
         losses.append(F.kl_div(found, wanted, reduction="batchmean", log_target=True) * temperature**2)
     return torch.stack(losses).mean()
-
-
-class _Numbers(torch.utils.data.Dataset[int]):
-    """The examples by number; the collator looks them up, so that batches are padded to their own longest."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 def _trainer(
@@ -196,7 +181,7 @@ def _trainer(
     trainer = Distilling(
         model=model,
         args=arguments,
-        train_dataset=_Numbers(len(examples)),
+        train_dataset=range(len(examples)),  # the collator looks examples up: batches are padded to their own longest
         data_collator=collate,
         callbacks=[Watching()],
     )

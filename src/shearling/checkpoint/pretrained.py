@@ -55,8 +55,9 @@ def load_model(
         _silence_pooler(model, info["missing_keys"])
     untrained = sorted(key for key in info["missing_keys"] if not (bare and key.startswith("pooler.")))
     if untrained:
+        more = f" and {len(untrained) - 3} more" if len(untrained) > 3 else ""
         raise ModelError(
-            f"{name} has no weights for {_some(untrained)}: this part of the model was never trained. "
+            f"{name} has no weights for {', '.join(untrained[:3])}{more}: this part of the model was never trained. "
             "Fine-tune the model first, or prune the bare encoder it holds."
         )
     if record is not None:
@@ -210,8 +211,3 @@ def _told(what: str, *, local: bool) -> Iterator[None]:
         reason = re.sub(r"\s+", " ", str(error)).strip()[:300] or type(error).__name__
         hint = "" if local else " It is no directory here; a Hub id needs the network (or a filled cache)."
         raise ModelError(f"{what}.{hint} {reason}") from error
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -75,7 +75,10 @@ def attach_pooling(model: PreTrainedModel, name: str | None = None, pooling: str
     found = read_pooling(name)
     if pooling is not None:
         given = parse_pooling(pooling) if isinstance(pooling, str) else pooling
-        found = given if found is None or isinstance(pooling, Pooling) else _with_modes(found, given)
+        if found is None or isinstance(pooling, Pooling):
+            found = given
+        else:
+            found = replace(found, modes=given.modes, normalize=found.normalize or given.normalize)
     if found is not None:
         set_pooling(model, found)
     elif pooling_of(model).guessed:
@@ -123,10 +126,6 @@ def read_pooling(name: str) -> Pooling | None:
         default=settings.get("default_prompt_name"),
         max_length=_max_length(name, modules),
     )
-
-
-def _with_modes(found: Pooling, given: Pooling) -> Pooling:
-    return replace(found, modes=given.modes, normalize=found.normalize or given.normalize)
 
 
 def modes_of(config: dict[str, Any], where: str) -> tuple[Mode, ...]:

@@ -33,7 +33,8 @@ def fit(curve: Floats) -> Piecewise:
     k = np.arange(1, len(y) + 1, dtype=np.float64)
     T = np.arange(len(y), dtype=np.float64)  # thresholds; the last count always lies on the slope
     n = float(len(y))
-    counts, ks, kks, ys, kys = (_from_each(v) for v in (np.ones_like(k), k, k * k, y, k * y))  # sums over k > T
+    terms = (np.ones_like(k), k, k * k, y, k * y)
+    counts, ks, kks, ys, kys = (np.cumsum(term[::-1])[::-1] for term in terms)  # entry T: the sum over k > T
     sx = ks - T * counts
     sxx = kks - 2 * T * ks + T * T * counts
     sxy = kys - T * ys
@@ -55,11 +56,6 @@ def fit(curve: Floats) -> Piecewise:
 def values(piecewise: Piecewise, units: int) -> Floats:
     """[units + 1]: the fit at every count."""
     return np.array([piecewise(count) for count in range(units + 1)])
-
-
-def _from_each(terms: Floats) -> Floats:
-    """Entry T: the sum over the counts beyond T."""
-    return np.cumsum(terms[::-1])[::-1]
 
 
 def cleaned(units: Sequence[int], values: Sequence[float] | Floats, spread: Sequence[float] | Floats | None) -> Floats:

@@ -164,7 +164,9 @@ def _fits(row: StackRow, pile: nn.ModuleList, config: Any) -> bool:
 
 def _stack(row: StackRow, layers: tuple[nn.Module, ...], config: Any, base: nn.Module, depth: int) -> Stack:
     repeats = int(getattr(config, row.repeats)) if row.repeats else 1
-    first = _first_of_each_type(config, len(layers))
+    # The first layer, and the first of every other type: masks are made for the length its cache has.
+    types = (getattr(config, "layer_types", None) or [])[: len(layers)]
+    first = {0} | {types.index(kind) for kind in set(types)}
     views = []
     for i, layer in enumerate(layers):
         parts = (_sublayer(layer, f"{row.layers}.{i}", part, depth + i, row, config) for part in row.parts)
@@ -178,12 +180,6 @@ def _floor(sublayer: Sublayer, keep: int) -> int:
     """What must stay, as far as it is still there."""
     wanted = max(sublayer.part.floor, keep if sublayer.kind == "heads" else 0)
     return min(wanted, sublayer.units)
-
-
-def _first_of_each_type(config: Any, count: int) -> set[int]:
-    """The first layer, and the first of every other type: masks are made for the length its cache has."""
-    types = getattr(config, "layer_types", None) or []
-    return {0} | {types.index(kind) for kind in set(types[:count])}
 
 
 def _sublayer(layer: nn.Module, path: str, part: Part, depth: int, row: StackRow, config: Any) -> Sublayer:

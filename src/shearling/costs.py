@@ -44,14 +44,14 @@ class Piecewise:
 
 @dataclass(frozen=True)
 class Limit:
-    """One constraint, ready for a method: what keeping k units of each sublayer costs, and how much there is."""
+    """One constraint, ready for a method: what keeping k units of each sublayer costs, and the budget."""
 
     name: str
     ratio: float
     tables: tuple[NDArray[np.float64], ...]  # per sublayer [units + 1]
-    fixed: float = 0.0  # what pruning cannot touch but the ratio counts
+    fixed: float = 0.0  # the cost of what cannot be pruned, but counts in the ratio
     whole: float | None = None  # what the ratio is of, where that is not the sum of the above
-    pieces: tuple[Piecewise, ...] = ()  # per sublayer, Alg. 2's picture of a table that is not a straight line
+    pieces: tuple[Piecewise, ...] = ()  # per sublayer, the fit of Alg. 2 to a table that is not a straight line
 
     @property
     def dense(self) -> float:
@@ -192,7 +192,7 @@ def whole_macs(model: PreTrainedModel, batch: Batch, length: float) -> int:
 
     example = _of_length(batch.pick(torch.tensor([0])).inputs, round(length))
     here = {k: v.to(device_of(model)) for k, v in example.items()}
-    # The counter does not see fused attention on a CPU; as plain matrix products it does.
+    # The counter misses fused attention on a CPU; with this kernel it is made of plain matrix products.
     with frozen(model), torch.inference_mode(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(**here)
     return int(counter.get_total_flops()) // 2

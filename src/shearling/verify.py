@@ -99,7 +99,7 @@ def self_check(
 
 
 def check_cut(teacher: Structure, student: Structure, kept: Sequence[Tensor], sample: Sample) -> float:
-    """Right after the cut, before any repair: the small model must put out what the dense one does under its masks."""
+    """Right after the cut, before any repair: the small model must give what the dense one gives under its masks."""
     masks = {
         s: torch.zeros(s.units).index_fill(0, units.cpu(), 1)
         for s, units in zip(teacher.sublayers, kept, strict=True)

@@ -75,7 +75,7 @@ def found_locally(name: str | os.PathLike[str], *, fetch: bool = False) -> Path 
 
 
 def copy_companions(source: Path, folder: Path) -> None:
-    """Copy the files that lie beside the weights of a model directory."""
+    """Copy the files beside the weights of a model directory."""
     inside = transformer_in(source)  # a directory of sentence-transformers may keep the model in a folder of its own
     if inside is not None and inside != source:
         (folder / MODULES).write_text(modules_with_transformer_on_top(source), encoding="utf-8")

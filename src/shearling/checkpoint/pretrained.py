@@ -88,8 +88,8 @@ def _transformer_of(name: str) -> str:
 
 
 def check_prunable(name: str, *, trust_remote_code: bool = False) -> None:
-    """Complain about an architecture that has no row while nothing but its configuration has been read."""
-    if not _is_gguf(name):  # it holds its configuration itself
+    """Raise where the architecture has no row; nothing but the configuration is read for this."""
+    if not _is_gguf(name):  # its configuration is inside the file
         check_supported(load_config(name, trust_remote_code=trust_remote_code))
 
 
@@ -111,7 +111,7 @@ def _is_gguf(name: str) -> bool:
 
 
 def _load_gguf(path: Path, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """A language model in one GGUF file: floats by now, though transformers goes on calling them quantised."""
+    """A language model in one GGUF file; its weights are floats now, but transformers still marks it as quantised."""
     from transformers import AutoModelForCausalLM
 
     with _told(f"Cannot load the model '{path}'", local=True):
@@ -125,7 +125,7 @@ def _load_gguf(path: Path, device: torch.device, dtype: torch.dtype) -> PreTrain
 
 
 def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer that lies beside the model, or inside its GGUF file."""
+    """The tokenizer beside the model, or inside its GGUF file."""
     from transformers import AutoTokenizer
 
     path = Path(name)
@@ -201,7 +201,7 @@ def _class_of(config: Any, name: str, *, trusted: bool) -> Any:
 
 @contextmanager
 def _told(what: str, *, local: bool) -> Iterator[None]:
-    """Turn what transformers raises into one message; an id that cannot be fetched gets a word on the network."""
+    """Turn what transformers raises into one message, with a hint about the network for an id that was not found."""
     try:
         with quiet_transformers():
             yield

@@ -81,6 +81,6 @@ def out_of_memory(error: Exception) -> bool:
 
 
 def free_bytes(device: torch.device) -> int:
-    """What a GPU has left: free for everyone, and held by this process's allocator without being used."""
+    """What a GPU has left: free memory, and what this process's allocator has reserved but does not use."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0]) + unused

@@ -17,7 +17,7 @@ def silent(done: int, total: int) -> None:
 
 
 def _wait_for_gpus() -> None:
-    """Until the GPUs in use have done what they were told; a model may be on any of them, or on several."""
+    """Wait until all GPUs in use have finished; a model may be on any of them, or on several."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         for number in range(torch.cuda.device_count()):
             if torch.cuda.memory_allocated(number):

@@ -2,7 +2,7 @@
 
 A SentenceTransformer or CrossEncoder is a list of modules whose first is a transformer. That one is pruned; pooling,
 Dense and Normalize modules, prompts, the longest text and the similarity stay as they are. The library itself is
-never imported here: whoever brings such a model has done so.
+never imported here: a caller with such a model has imported it.
 """
 
 from __future__ import annotations

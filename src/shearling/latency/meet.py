@@ -39,7 +39,7 @@ TableLike = Table | str | os.PathLike[str] | None
 
 @dataclass(frozen=True)
 class Met:
-    """The choice that was made, the limits it was made under, and what there is to say about it."""
+    """The choice that was made, the limits it was made under, and what to report about it."""
 
     kept: list[Tensor]
     student: Structure
@@ -60,7 +60,9 @@ def latency_limits(structure: Structure, table: Table, ratio: float, *, overhead
 
 def _side(structure: Structure, table: Table, ratio: float, side: str, fixed: float) -> Limit:
     curves = tuple(table.curves(structure, side))
-    pictures = {entry.shape: fit(entry.curve(side)) for entry in table.sublayers}  # Alg. 2's; one for all of a shape
+    pictures = {
+        entry.shape: fit(entry.curve(side)) for entry in table.sublayers
+    }  # as Alg. 2 wants it; one for all of a shape
     found = zip(structure.sublayers, shapes_in(structure), strict=True)
     pieces = tuple(pictures[shape] if s.units else Piecewise(0.0) for s, shape in found)
     limit = Limit("latency", ratio, curves, fixed, whole=table.dense, pieces=pieces)

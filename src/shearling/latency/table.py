@@ -25,7 +25,7 @@ from shearling.schema import TABLE
 FORMAT = 1
 MAX_BYTES = 64 * 2**20
 RESTLESS = 0.15  # spread over time, from which on a table is not to be relied on
-WAITING = 1.2  # times its own work, from which on a GPU is said to wait for the host
+WAITING = 1.2  # times its own work; above this, a note says that the GPU waits for the host
 
 ShapeKey = tuple[int, str, int, int, int]  # stack, kind, width, hidden size, weights of a unit
 
@@ -174,7 +174,7 @@ def milli(seconds: float) -> str:
 
 
 def restless(unrest: float) -> str:
-    """What to tell of a table measured while the machine was busy."""
+    """The warning about a table that was measured while the machine was busy."""
     return f"the machine was busy: repeated runs differ by {unrest:.0%}; measure the table again when it is quiet"
 
 
@@ -189,7 +189,7 @@ def shapes_in(structure: Structure) -> list[ShapeKey]:
 
 
 def load_table(path: str | os.PathLike[str]) -> Table:
-    """A table from a file; every field is checked, because people edit files and disks fill up."""
+    """A table from a file; every field is checked, because files get edited or cut short."""
     record = TABLE.read(Path(path), most=MAX_BYTES)
     entries = [Entry(**entry) for entry in record.pop("sublayers")]
     record.pop("format")

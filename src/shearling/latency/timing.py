@@ -145,7 +145,7 @@ def in_turns(runs: Sequence[Run], device: torch.device, *, rounds: int = 15) -> 
 
 
 def device_name(device: torch.device) -> str:
-    """What the maker calls it."""
+    """The name of the device, as its maker gives it."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     if device.type == "cpu":

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_HEADS = 64
 MOST_STEPS = 48  # multiples of 64
 STEP = 64  # a tile of most matrix products
-FINE = 8  # what vector units and tensor cores like
+FINE = 8  # vector units and tensor cores work in multiples of this
 
 
 @dataclass(frozen=True)

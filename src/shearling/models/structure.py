@@ -36,7 +36,7 @@ class Stack:
     frames: Callable[[int, Tensor], Tensor] | None = None  # makes a mask over samples one over frames
 
     def real_tokens(self, batch: Batch, shape: torch.Size) -> Tensor | None:
-        """[B, S] bool: which of the tokens that come by here are not padding; None when all are."""
+        """[B, S] bool: which tokens of this stack are not padding; None when all are."""
         name = self.mask_of(batch)
         mask = batch.masks.get(name)
         if self.frames is not None and mask is not None and mask.shape != shape:
@@ -65,7 +65,7 @@ class Stack:
         return rows.to(next(iter(batch.inputs.values())).device, non_blocking=True)
 
     def mask_of(self, batch: Batch) -> str:
-        """The input that tells these layers what is padding. A decoder without inputs of its own sees the encoder's."""
+        """The input that marks the padding of these layers. A decoder without inputs of its own uses the encoder's."""
         own = self.row.mask in batch.inputs or "decoder_input_ids" in batch.inputs
         return self.row.fallback if self.row.fallback and not own else self.row.mask
 

@@ -107,7 +107,7 @@ class Sublayer:
     def follows(self) -> Literal["residual", "output"]:
         """What a repair of the output projection aims at.
 
-        residual  the teacher's residual stream behind the sublayer: o_T + x_T - x_S, which makes up for errors below
+        residual  the teacher's residual stream behind the sublayer: o_T + x_T - x_S, which corrects earlier layers' errors
         output    the teacher's output o_T alone, because a norm stands between it and the residual, or it is in windows
         """
         return "output" if self.part.norm or self.part.windows else "residual"
@@ -200,7 +200,7 @@ class Sublayer:
             scale = self.weight.new_tensor(scale)
         if not isinstance(scale, Tensor):
             return None
-        return scale.masked_fill(scale == 0, torch.inf)  # nothing that is put out there can make up for anything
+        return scale.masked_fill(scale == 0, torch.inf)  # an output that is multiplied by zero cannot be repaired
 
     @property
     def weights_per_unit(self) -> int:

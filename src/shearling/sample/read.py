@@ -1,7 +1,7 @@
-"""From what callers hold (a DataLoader, batches of any size, rows of a data set) to a sample.
+"""Turn what callers give (a DataLoader, batches of any size, rows of a data set) into a sample.
 
 A batch is taken apart into examples, and the padding that its attention mask shows is removed, on either side. What
-cannot be taken apart safely, because an input's shape does not tell what belongs to which token, is only ever cut
+cannot be taken apart safely, because an input's shape does not show what belongs to which token, is only ever cut
 between examples, and the sample notes it.
 """
 
@@ -205,7 +205,7 @@ class _Reader:
 
 
 def _axes(tensors: dict[str, Tensor]) -> dict[str, str] | None:
-    """Per input with one entry a token, the mask it goes with; None where a shape does not tell."""
+    """Per input with one entry a token, the mask it goes with; None where a shape does not show it."""
     axes: dict[str, str] = {}
     lengths = set()
     for mask, names in AXES.items():

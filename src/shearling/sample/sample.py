@@ -129,7 +129,7 @@ class Sample:
 
     @property
     def mean_length(self) -> float | None:
-        """Mean number of real tokens of an example; None where neither masks nor token ids tell."""
+        """Mean number of real tokens of an example; None where neither masks nor token ids show it."""
         if all("attention_mask" in group.columns for group in self.groups):
             return self.mean_total("attention_mask")
         ids = [group.columns.get("input_ids") for group in self.groups]

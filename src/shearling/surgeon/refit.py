@@ -40,7 +40,7 @@ def refit(weight: Tensor, bias: Tensor | None, fit: Moments, held_out: Moments, 
     after = judge.error(new_weight, new_bias)
     if not after < before:
         return Fit(weight, bias, before, before, kept=False)
-    if guarded:  # it carries over: let the held-out examples have their say too
+    if guarded:  # it carries over: fit again, with the held-out examples included
         new_weight, new_bias = solve_ridge(weight, bias, fit + held_out, ridge)
     return Fit(new_weight, new_bias, before, after, kept=True)
 
@@ -56,7 +56,7 @@ def solve_ridge(weight: Tensor, bias: Tensor | None, moments: Moments, ridge: fl
     if not len(gram):
         return weight, bias
     rest = cross - gram @ old
-    if not rest.isfinite().all():  # sums that overflowed tell nothing: the weights stay
+    if not rest.isfinite().all():  # the sums have overflowed: the weights stay as they are
         return weight, bias
     factor = damped_factor(gram[None].clone(), ridge)[0]
     new = (old + torch.cholesky_solve(rest, factor)).to(weight.dtype)

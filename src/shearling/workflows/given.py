@@ -1,4 +1,4 @@
-"""What callers hand in as data, and whether it has to be read first. Light: plain batches pass here and no further."""
+"""What callers give as data, and whether it has to be read first. Imports nothing heavy: plain batches need no more."""
 
 from __future__ import annotations
 

@@ -107,12 +107,12 @@ class Outcome:
 
     @property
     def key(self) -> Key:
-        """What tells this point from the others."""
+        """What identifies this point."""
         return key(self.method, self.constraint, self.seed)
 
 
 def key(method: str, constraint: Mapping[str, float], seed: int) -> Key:
-    """What tells one point from another."""
+    """What identifies a point of a sweep."""
     return method, tuple(sorted(constraint.items())), seed
 
 

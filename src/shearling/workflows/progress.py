@@ -41,7 +41,7 @@ def watching(progress: ProgressLike = True) -> Iterator[Watcher]:
     """
     if callable(progress):
         yield progress
-    elif not progress or os.environ.get("RANK", "0") != "0":  # one of several processes speaks for all
+    elif not progress or os.environ.get("RANK", "0") != "0":  # of several processes, the first one shows progress
         yield lambda stage, done, total: None
     elif _drawable():
         with _bars() as watch:
@@ -83,7 +83,7 @@ class _Lines:
         if done < total:
             self._began.setdefault(stage, now)
         began = self._began.get(stage)
-        if began is None:  # told twice that it is done
+        if began is None:  # it was reported as done before
             return
         if stage in WHOLE:
             if 0 < done != self._points.get(stage):

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from shearling.workflows.max_drop import Drop
 
-LENGTH = 128  # tokens that models are timed at, where the sample does not tell
+LENGTH = 128  # tokens that models are timed at, where the sample has no length
 
 
 def prune_source(

@@ -107,7 +107,7 @@ class Sublayer:
     def follows(self) -> Literal["residual", "output"]:
         """What a repair of the output projection aims at.
 
-        residual  the teacher's residual stream behind the sublayer: o_T + x_T - x_S, which corrects earlier layers' errors
+        residual  the teacher's residual stream behind the sublayer: o_T + x_T - x_S, which corrects earlier errors too
         output    the teacher's output o_T alone, because a norm stands between it and the residual, or it is in windows
         """
         return "output" if self.part.norm or self.part.windows else "residual"

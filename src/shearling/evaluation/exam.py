@@ -188,7 +188,5 @@ def _ready(model: PreTrainedModel, device: str | torch.device | None) -> Iterato
 def _place(model: PreTrainedModel, device: str | torch.device | None, home: torch.device) -> torch.device:
     if device is None or len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
         return home  # spread over devices: it stays, and takes its inputs where it starts
-    if device == "auto":
-        return torch.device("cuda") if home.type == "cpu" and torch.cuda.is_available() else home
     place = named_device(str(device))
     return home if place.type == home.type and place.index is None else place

@@ -82,12 +82,6 @@ def _projection(module: Any) -> Projection:
     return Projection(linear.weight.detach().cpu(), bias, activation)
 
 
-def with_transformer(model: Any, transformer: PreTrainedModel) -> Any:
-    """A copy of the model with this transformer in place of its own; the model itself is left as it is."""
-    # deepcopy takes what its memo holds for the copy, so the dense weights are never copied.
-    return copy.deepcopy(model, {id(transformer_of(model)): transformer})
-
-
 @dataclass(frozen=True, repr=False)
 class PrunedSentenceModel(Pruned):
     """The result for a SentenceTransformer or CrossEncoder: `model` is one of them, with a smaller transformer."""
@@ -105,7 +99,9 @@ class PrunedSentenceModel(Pruned):
 
 def give_back(pruned: Pruned, sentence: Any) -> PrunedSentenceModel:
     """The result as the caller gave it: the pruned transformer in a copy of the model around it."""
-    return PrunedSentenceModel(with_transformer(sentence, pruned.model), pruned.kept, pruned.report)
+    # deepcopy uses what its memo has instead of a copy, so the dense weights are never copied.
+    whole = copy.deepcopy(sentence, {id(transformer_of(sentence)): pruned.model})
+    return PrunedSentenceModel(whole, pruned.kept, pruned.report)
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -130,21 +130,20 @@ def outcomes(
     for seed in grid.seeds:
         for name, method in grid.methods.items():
             wanted = [budget for budget in grid.budgets if key(name, budget, seed) not in done]
-            plan = plan_of(method, seed) if wanted else None
-            for budget in wanted if plan else ():
+            if not wanted:
+                continue
+            plan = plan_of(method, seed)
+            for budget in wanted:
                 if watcher is not None:
                     watcher("sweep", count, total)
-                yield _point(plan, exam, grid, Outcome(name, budget, seed), watcher)  # type: ignore[arg-type]
+                point = Outcome(name, budget, seed)
+                asked: dict[str, Any] = {**budget, "table": grid.times, "multiple_of": grid.multiple_of}
+                try:
+                    pruned = plan.prune(**asked)
+                except ConstraintError as error:  # this budget cannot be met; the others may
+                    yield replace(point, problem=str(error))
+                else:
+                    yield replace(point, pruned=pruned, score=take(exam, pruned.model, watcher))
                 count += 1
     if watcher is not None:
         watcher("sweep", total, total)
-
-
-def _point(plan: Plan, exam: Exam, grid: Grid, point: Outcome, watcher: Watcher | None) -> Outcome:
-    asked: dict[str, Any] = {**point.constraint, "table": grid.times, "multiple_of": grid.multiple_of}
-    try:
-        pruned = plan.prune(**asked)
-    except ConstraintError as error:  # this budget cannot be met; the others may
-        return Outcome(point.method, point.constraint, point.seed, problem=str(error))
-    score = take(exam, pruned.model, watcher)
-    return Outcome(point.method, point.constraint, point.seed, pruned, score)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -159,24 +158,23 @@ def sequence_lengths(structure: Structure, sample: Sample) -> list[float]:
     """Per sublayer, the mean number of real tokens of an example, found by running one."""
     batch = sample.some(1)
     firsts = [sublayer for stack in structure.stacks for sublayer in stack.sublayers[0]]
-    shapes: dict[int, torch.Size] = {}
+    shapes: dict[Sublayer, torch.Size] = {}
 
     def on_input(number: int, h: Tensor) -> None:
-        shapes[number] = torch.Size((1, h.shape[:-1].numel()))  # of one example, maybe in windows
+        shapes[firsts[number]] = torch.Size((1, h.shape[:-1].numel()))  # of one example, maybe in windows
 
     with frozen(structure.model), torch.inference_mode(), watched(firsts, on_input):
         run(structure.model, batch.to(device_of(structure.model)))
     ids = batch.inputs.get("input_ids")
     tokens = None if ids is None or ids.dim() != 2 else ids.shape[1]
     lengths: list[float] = []
-    seen = iter(shapes[number] for number in range(len(firsts)))
     for stack in structure.stacks:
         found = []
         name = stack.mask_of(batch)
         mask = batch.masks.get(name)
-        for shape in itertools.islice(seen, len(stack.sublayers[0])):
-            length = float(shape[1])
-            if mask is not None and (mask.shape == shape or stack.frames is not None):
+        for sublayer in stack.sublayers[0]:
+            length = float(shapes[sublayer][1])
+            if mask is not None and (mask.shape == shapes[sublayer] or stack.frames is not None):
                 length *= sample.mean_total(name) / mask.shape[1]  # a mask over audio samples counts frames
             elif mask is None and tokens == length:
                 length = sample.mean_length or length

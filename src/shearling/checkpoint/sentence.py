@@ -102,7 +102,7 @@ def read_pooling(name: str) -> Pooling | None:
     dense: list[Projection] = []
     normalize = False
     for module in modules:
-        kind, path = _kind(module), str(module.get("path", ""))
+        kind, path = _kind(module), module.get("path", "")
         if kind == "Pooling":
             config = _read(name, f"{path}/config.json") or {}
             modes = modes_of(config, f"{path}/config.json")
@@ -156,7 +156,7 @@ def _projection(name: str, path: str) -> Projection:
 
 def _max_length(name: str, modules: list[dict[str, Any]]) -> int | None:
     """Tokens of the longest text, where the configuration of the transformer says."""
-    path = next((str(module.get("path", "")) for module in modules if _kind(module) == "Transformer"), "")
+    path = next((module.get("path", "") for module in modules if _kind(module) == "Transformer"), "")
     settings = _read(name, f"{path}/sentence_bert_config.json".lstrip("/")) or {}
     length = settings.get("max_seq_length")
     return length if isinstance(length, int) and length > 0 else None

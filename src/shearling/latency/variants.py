@@ -50,7 +50,7 @@ def counts_to_time(kind: str, units: int, also: Iterable[int] = ()) -> list[int]
     else:
         tiles = -(-units // STEP)
         found |= set(range(0, units + 1, STEP * max(1, -(-tiles // MOST_STEPS))))
-        found |= {8, 16, 24, 32, 40, 48, 56} | set(range(0, min(units, STEP), FINE))
+        found |= set(range(0, STEP, FINE))
         for part in (0.25, 0.5, 0.75):  # between two tiles: is the way up a slope or a step?
             tile = int(part * units) // STEP * STEP
             found |= {tile + FINE, tile + STEP // 2}

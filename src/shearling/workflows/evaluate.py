@@ -120,11 +120,8 @@ def known_dense(record: dict[str, Any], score: dict[str, Any]) -> float | None:
     """What a record says the dense model scored on the rows of `score`, where the pruned one's score agrees too."""
     same = ("task", "metric", "examples", "rows")
     for entry in record.get("evaluations") or []:
-        if not score.get("rows") or any(entry.get(name) != score[name] for name in same):
-            continue
-        value, dense = (entry.get(name) for name in ("value", "dense"))
-        if not isinstance(value, (int, float)) or not isinstance(dense, (int, float)):
-            continue
-        if abs(value - score["value"]) <= SAME_SCORE:
+        dense = entry.get("dense")
+        known = dense is not None and score.get("rows") and all(entry.get(name) == score[name] for name in same)
+        if known and abs(entry["value"] - score["value"]) <= SAME_SCORE:
             return float(dense)
     return None

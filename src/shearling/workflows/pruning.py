@@ -129,6 +129,7 @@ def measured(
 
 def measure_source(source: Source, method: Method, *, watcher: Watcher | None = None) -> tuple[Plan, Loaded]:
     """Read a source and measure it."""
+    check_early(source)
     loaded = read_source(source, labels=labels_for(method), watcher=watcher)
     return measured(source, loaded, method, watcher), loaded
 

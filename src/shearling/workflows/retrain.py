@@ -108,8 +108,8 @@ def write_retrained(
     updated = {k: v for k, v in record.items() if k not in STALE} | {"retrained": facts} | _scored(record, facts)
     if "retrained" in record:
         updated["retrained"] = facts | {"earlier": record["retrained"]}
-    base = record.get("base")
-    if isinstance(base, str) and base.startswith("."):  # a way from the checkpoint: from another place it is another
+    base = record.get("base") or ""
+    if base.startswith("."):  # a path relative to the checkpoint, which is elsewhere now
         updated["base"] = os.path.relpath(os.path.normpath(source.resolve() / base), out.resolve())
     with whole_directory(out, force=force, keep=(source,)) as folder:
         model.to("cpu", kind).save_pretrained(folder)

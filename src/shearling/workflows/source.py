@@ -112,7 +112,6 @@ def read_source(source: Source, *, labels: Labels, scored: bool = False, watcher
     scored  there will be an exam, which needs the tokenizer also where the data is batches
     """
     tell = watcher or quiet
-    check_early(source)
     if isinstance(source.model, (str, os.PathLike)):
         check_prunable(source.name, trust_remote_code=source.trust_remote_code)
     raw = source.data is None or needs_reading(source.data)

@@ -86,8 +86,8 @@ def shortened(structure: Structure, depth: int) -> Structure:
     model = copy.deepcopy(structure.model, {id(p): p for p in structure.model.parameters()})
     for stack in structure.stacks:
         owner, _, name = stack.row.layers.rpartition(".")
-        pile = cast(nn.ModuleList, find(model.base_model, stack.row.layers))
-        setattr(model.base_model.get_submodule(owner), name, pile[:depth])
+        layers = cast(nn.ModuleList, find(model.base_model, stack.row.layers))
+        setattr(model.base_model.get_submodule(owner), name, layers[:depth])
     return structure_of(model)
 
 

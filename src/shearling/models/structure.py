@@ -112,11 +112,11 @@ def structure_of(model: PreTrainedModel) -> Structure:
     stacks: list[Stack] = []
     for stack_row in row.stacks:
         config = getattr(model.config, stack_row.config) if stack_row.config else model.config
-        pile = find(model.base_model, stack_row.layers)
+        layers = find(model.base_model, stack_row.layers)
         taken = any(stack.row.layers == stack_row.layers for stack in stacks)
-        if pile is not None and not taken and _fits(stack_row, cast(nn.ModuleList, pile), config):
+        if layers is not None and not taken and _fits(stack_row, cast(nn.ModuleList, layers), config):
             depth = sum(len(stack.layers) for stack in stacks)
-            stacks.append(_stack(stack_row, tuple(cast(nn.ModuleList, pile)), config, model.base_model, depth))
+            stacks.append(_stack(stack_row, tuple(cast(nn.ModuleList, layers)), config, model.base_model, depth))
     if not stacks:
         raise UnsupportedArchitecture(
             f"{type(model).__name__} does not have the modules that the row for '{model.config.model_type}' names "
@@ -153,13 +153,13 @@ def _refusal(config: Any) -> UnsupportedArchitecture:
     )
 
 
-def _fits(row: StackRow, pile: nn.ModuleList, config: Any) -> bool:
+def _fits(row: StackRow, layers: nn.ModuleList, config: Any) -> bool:
     """Whether the layers have the modules that the row names, and the configuration is as it says."""
     for condition in row.when.split(" and ") if row.when else ():
         if bool(getattr(config, condition.removeprefix("not "), False)) == condition.startswith("not "):
             return False
     paths = [path for part in row.parts for path in (part.out, part.residual_path, part.norm)]
-    return all(find(layer, path) is not None for layer in pile for path in paths)
+    return all(find(layer, path) is not None for layer in layers for path in paths)
 
 
 def _stack(row: StackRow, layers: tuple[nn.Module, ...], config: Any, base: nn.Module, depth: int) -> Stack:

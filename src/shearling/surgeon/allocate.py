@@ -5,8 +5,8 @@ costs, rounded up so that the budget always holds, then a fill-in of what roundi
 whole number and the budget fits the grid, the grid is those numbers and the answer is exact.
 
 Several budgets at once become one by weights: a weighted sum of costs, each divided by its budget, may not exceed the
-weighted sum of ones. A choice that meets all budgets meets this one too, so its optimum is a bound, and it is the answer if
-it meets them all. The weights move towards the budgets that are broken.
+weighted sum of ones. A choice that meets all budgets meets this one too, so its optimum is a bound, and it is the
+answer if it meets them all. The weights move towards the budgets that are broken.
 """
 
 from __future__ import annotations

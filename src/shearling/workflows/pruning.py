@@ -24,7 +24,7 @@ from shearling.evaluation.exam import Evaluation, Exam
 from shearling.files import RECORD, check_writable
 from shearling.integrations.sentence_transformers import give_back
 from shearling.latency.inputs import example_inputs, placed
-from shearling.latency.meet import checked_table
+from shearling.latency.table import Table, check_fits
 from shearling.latency.timing import device_name, in_turns
 from shearling.methods import Method
 from shearling.models.structure import structure_of
@@ -72,7 +72,8 @@ def prune_source(
         check_can_be_saved(loaded)
     exam = exam_of(source, loaded, evaluation, limit=limit) if scored else None
     if drop is not None and exam is not None:
-        checked_table(target.table, target.latency, structure_of(loaded.model))
+        if isinstance(target.table, Table):
+            check_fits(target.table, structure_of(loaded.model))
         pruned = drop.meet(measured(source, loaded, method, watcher), target, exam, watcher)
     else:
         pruned = prune(

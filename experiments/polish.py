@@ -24,12 +24,12 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import shearling.engine.polish as stage
-from shearling.engine.distil import Distiller, Recipe
+from shearling.engine.distance import output_distance
+from shearling.engine.distil import REFRESH, Distiller, Recipe
 from shearling.engine.polish import polish
 from shearling.engine.targets import Bucket, States
 from shearling.methods import Surgeon
 from shearling.models.structure import structure_of
-from shearling.sample.batch import Batch
 
 BUDGETS = (0.3, 0.2, 0.1, 0.05)
 
@@ -47,7 +47,7 @@ class Variant:
     rank: int = 0  # of the changes to every weight matrix; 0: any
     layerwise: bool = False  # no gradient crosses a layer
     average: float = 0.0  # decay of a moving average of the weights, which is what is judged and kept
-    noise: float = 0.0  # share of tokens that another token of the batch takes the place of
+    refresh: int = 1  # passes over the same noise
 
 
 def variants() -> dict[str, Variant]:
@@ -59,36 +59,41 @@ def variants() -> dict[str, Variant]:
 
     return {
         "base": base,
-        "rate 1e-3": recipe(rate=1e-3),
+        "hidden x 10": recipe(hidden=10.0),
+        "no noise": recipe(noise=0.0),
+        "noise every 4": replace(base, refresh=4),
+        "passes 8, noise every 4, rate 1e-3": replace(recipe(rate=1e-3), passes=8, refresh=4),
+        "hidden x 10, rate 6e-4": recipe(hidden=10.0, rate=6e-4),
+        "noise 0.2": recipe(noise=0.2),
+        "rate 6e-4": recipe(rate=6e-4),
+        "rate 1e-4": recipe(rate=1e-4),
+        "hidden x 3": recipe(hidden=3.0),
         "batch 32": recipe(examples=32),
         "batch 128, rate 6e-4": recipe(examples=128, rate=6e-4),
+        "average 0.98": replace(base, average=0.98),
         "outputs only": recipe(hidden=0.0),
         "hidden only": replace(base, outputs=0.0),
-        "passes 10, rate 1e-3": replace(recipe(rate=1e-3), passes=10),
-        "passes 10": replace(base, passes=10),
         "passes 80": replace(base, passes=80),
-        "rate 1e-4": recipe(rate=1e-4),
-        "rate 6e-4": recipe(rate=6e-4),
-        "hidden x 0.1": recipe(hidden=0.1),
-        "hidden x 10": recipe(hidden=10.0),
-        "last layer": replace(base, layers="last"),
-        "odd layers": replace(base, layers="odd"),
-        "batch 16": recipe(examples=16),
         "passes 20": replace(base, passes=20),
-        "noise 0.1": replace(base, noise=0.1),
-        "noise 0.3": replace(base, noise=0.3),
-        "average 0.98": replace(base, average=0.98),
-        "average 0.995": replace(base, average=0.995),
-        "layer by layer": replace(base, layerwise=True),
-        "weights of layers only": replace(base, weights="layers"),
-        "norms and biases only": replace(base, weights="small"),
-        "rank 8, rate 1e-3": replace(recipe(rate=1e-3), rank=8),
-        "rank 32, rate 1e-3": replace(recipe(rate=1e-3), rank=32),
-        "bfloat16": recipe(precision="bfloat16"),
+        "noise 0.3": recipe(noise=0.3),
         "sample 512": replace(base, samples=512),
-        "sample 1024": replace(base, samples=1024),
         "sample 4096": replace(base, samples=4096),
         "sample 8192": replace(base, samples=8192),
+        "layer by layer": replace(base, layerwise=True),
+        "last layer": replace(base, layers="last"),
+        "odd layers": replace(base, layers="odd"),
+        "rank 8, rate 1e-3": replace(recipe(rate=1e-3), rank=8),
+        "rank 32, rate 1e-3": replace(recipe(rate=1e-3), rank=32),
+        "weights of layers only": replace(base, weights="layers"),
+        "norms and biases only": replace(base, weights="small"),
+        "hidden x 0.1": recipe(hidden=0.1),
+        "rate 1e-3": recipe(rate=1e-3),
+        "batch 16": recipe(examples=16),
+        "passes 10": replace(base, passes=10),
+        "passes 10, rate 1e-3": replace(recipe(rate=1e-3), passes=10),
+        "average 0.995": replace(base, average=0.995),
+        "bfloat16": recipe(precision="bfloat16"),
+        "sample 1024": replace(base, samples=1024),
     }
 
 
@@ -111,9 +116,6 @@ class VariantDistiller(Distiller):
         super().__init__(teacher, student, sample, weights, *rest)
         if self.variant.average:
             self.shadow = [w.detach().clone() for w in self.weights]
-        if self.variant.noise:
-            for bucket in self.buckets:
-                bucket.kept = None  # the teacher sees the changed tokens, too
 
     def step(self, bucket: int, rows: Tensor) -> None:
         super().step(bucket, rows)
@@ -122,11 +124,9 @@ class VariantDistiller(Distiller):
 
     def loss(self, bucket: Bucket, rows: Tensor) -> Tensor:
         batch = bucket.pick(rows)
-        if self.variant.noise:
-            batch = noisy(batch, self.variant.noise)
         wanted, found = bucket.wanted(rows, batch), self.student(batch)
         total = self.recipe.hidden * self.hidden_loss(found, wanted, bucket.real_tokens(rows))
-        distance = stage_distance(self.config, found.outputs, wanted.outputs, batch, self.scale)
+        distance = output_distance(self.config, found.outputs, wanted.outputs, batch, self.scale)
         return total + self.variant.outputs * distance
 
     def hidden_loss(self, found: States, wanted: States, real: Any) -> Tensor:
@@ -147,9 +147,6 @@ class VariantDistiller(Distiller):
         self._write(self.shadow)
         super()._keep_if_better()
         self._write(now)
-
-
-stage_distance = sys.modules["shearling.engine.distil"].output_distance  # type: ignore[attr-defined]
 
 
 class LowRank(nn.Module):
@@ -176,14 +173,6 @@ def prepared(model: nn.Module, structure: Any, variant: Variant) -> None:
                 layer.register_forward_pre_hook(lambda module, args: (args[0].detach(), *args[1:]))
 
 
-def noisy(batch: Batch, share: float) -> Batch:
-    """Some tokens replaced by the token at the same place of the next example, where both are real."""
-    ids, mask = batch.inputs["input_ids"], batch.inputs["attention_mask"]
-    both = (mask * mask.roll(1, 0)).bool()
-    chosen = (torch.rand(ids.shape, device=ids.device) < share) & both
-    return Batch(batch.inputs | {"input_ids": torch.where(chosen, ids.roll(1, 0), ids)}, {}, batch.indices)
-
-
 def point(lab: Lab, students: dict[Any, Any], task: str, flops: float, seed: int, name: str, variant: Variant) -> Row:
     key = (task, variant.samples, seed, flops)
     plan = lab.plan(task, Surgeon(polish="off"), seed, variant.samples)
@@ -195,6 +184,7 @@ def point(lab: Lab, students: dict[Any, Any], task: str, flops: float, seed: int
     row: Row = {"task": task, "flops": flops, "seed": seed, "variant": name, "dense": dense}
     if name != "none":
         torch.manual_seed(seed)
+        REFRESH["cuda"] = REFRESH["cpu"] = variant.refresh
         VariantDistiller.variant = variant
         stage.Distiller = VariantDistiller  # type: ignore[misc]
         structure = structure_of(model)

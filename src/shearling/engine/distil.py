@@ -29,6 +29,7 @@ MOST_TOKENS = {"cpu": 8192, "cuda": 32768}  # of a batch
 MOST_LOGITS = 2**28  # of a batch
 HALF = (torch.float16, torch.bfloat16)
 JUDGED = 4  # batches' worth of examples are judged at once: no gradients take up memory
+REFRESH = {"cpu": 4, "cuda": 1}  # passes over the same noise
 BETAS = (0.9, 0.98)  # of AdamW: a few hundred steps are too few for a longer memory
 
 
@@ -40,12 +41,15 @@ class Recipe:
     examples  in a batch
     hidden    weight of the hidden states beside the outputs
     warm_up   share of the steps
+    noise     share of the tokens that those of other examples take the place of, anew every few passes; the teacher
+              says what becomes of them, so the student sees more of its function than the sample alone shows
     """
 
     rate: float = 3e-4
     examples: int = 64
     hidden: float = 1.0
     warm_up: float = 0.05
+    noise: float = 0.1
     precision: Precision = "tf32"  # the weights are small: casting them to bfloat16 costs more than it saves
 
 
@@ -93,6 +97,7 @@ class Distiller:
         self.generator = torch.Generator().manual_seed(seed)
         self.most_tokens = MOST_TOKENS.get(self.device.type, MOST_TOKENS["cpu"])
         self.buckets = buckets_of(teacher, sample, self.most_tokens)
+        self._refresh()
         self.scale, self.variances = self._scales()
         self.judged = any(len(bucket.judging) for bucket in self.buckets)
         self.total = torch.zeros((), dtype=torch.float64, device=self.device)  # of the judge
@@ -110,10 +115,13 @@ class Distiller:
             lr=torch.tensor(self.recipe.rate, device=self.device) if cuda else self.recipe.rate,
             betas=BETAS, weight_decay=0.0, fused=cuda, foreach=not cuda, capturable=cuda,
         )  # fmt: skip
+        refresh = REFRESH.get(self.device.type, REFRESH["cpu"])
         done = 0
         try:
             with self.replays.active():
                 for number in range(passes):
+                    if number and self.recipe.noise and number % refresh == 0:
+                        self._refresh()
                     batches = self._shuffled()
                     for at, (bucket, rows) in enumerate(batches):
                         step = number * len(batches) + at
@@ -127,6 +135,10 @@ class Distiller:
         except KeyboardInterrupt:
             return done, f"interrupted after {done} of {passes} passes; the best state so far is kept"
         return done, ""
+
+    def _refresh(self) -> None:
+        for bucket in self.buckets:
+            bucket.fresh(max(1, self.most_tokens // bucket.tokens), self.recipe.noise, self.generator)
 
     def step(self, bucket: int, rows: Tensor) -> None:
         """One step on the examples at these places of a bucket."""

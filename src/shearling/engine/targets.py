@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -77,7 +78,8 @@ class Bucket:
 
     fit, judging  places of the examples to fit and of those held out, on the host
     real          for every layer, [n, S]: which tokens are not padding; None when all are
-    elements      of the largest tensor that one example makes on its way: tokens, or logits
+    tokens        of one example, padding included
+    logits        that one example makes
     kept          the teacher's states; None where it runs anew for every batch
     """
 
@@ -92,8 +94,7 @@ class Bucket:
 
     def pick(self, rows: Tensor) -> Batch:
         """The examples at these places, given on the device they are wanted on."""
-        inputs = {name: _take(value, rows) for name, value in self.batch.inputs.items()}
-        return Batch(inputs, {}, torch.arange(len(rows)))
+        return _picked(self.batch, rows)
 
     def wanted(self, rows: Tensor, batch: Batch) -> States:
         """The teacher's states for the examples at these places."""
@@ -107,6 +108,44 @@ class Bucket:
         """For every layer, [B, S] of the examples at these places."""
         return [None if real is None else _take(real, rows) for real in self.real]
 
+    def fresh(self, size: int, noise: float, generator: torch.Generator) -> None:
+        """Put new noise on the tokens of the examples to fit, and see what the teacher makes of them."""
+        ids = self.batch.inputs.get("input_ids")
+        if noise and ids is not None and len(self.fit) > 1:
+            at = self.fit.to(ids.device)
+            ids.index_copy_(0, at, noised(self.clean, self.movable, noise, generator).to(ids.device))
+        self.fill(self.fit, size)
+
+    @cached_property
+    def clean(self) -> Tensor:
+        """[fit, S], host: the tokens of the examples to fit, before any noise."""
+        return self.batch.inputs["input_ids"][self.fit.to(self.batch.inputs["input_ids"].device)].cpu()
+
+    @cached_property
+    def movable(self) -> Tensor:
+        """[fit, S], host: which of them are real and have no special meaning."""
+        special = torch.tensor(sorted(special_tokens(self.teacher.structure.model.config)))
+        mask = self.batch.masks.get("attention_mask")
+        plain = ~torch.isin(self.clean, special)
+        return (
+            plain
+            if mask is None or mask.shape != self.batch.inputs["input_ids"].shape
+            else plain & mask[self.fit].bool()
+        )
+
+    @torch.no_grad()
+    def fill(self, places: Tensor, size: int) -> None:
+        """Run the teacher over the examples at these places and keep its states, if they are kept at all."""
+        if self.kept is None:
+            return
+        for rows in places.to(device_of(self.teacher.structure.model)).split(size) if len(places) else ():
+            states = self.teacher(self.pick(rows))
+            for room, values in zip(self.kept.hidden, states.hidden, strict=True):
+                room.index_copy_(0, rows.to(room.device), values.to(room))
+            for name, values in states.outputs.items():
+                room = self.kept.outputs[name]
+                room.index_copy_(0, rows.to(room.device), values.to(room))
+
     def resident(self, device: torch.device) -> bool:
         """Whether everything a step needs is on this device already."""
         if self.kept is None:
@@ -115,12 +154,16 @@ class Bucket:
         return all(tensor.device == device for tensor in tensors)
 
 
+def _picked(batch: Batch, rows: Tensor) -> Batch:
+    return Batch({name: _take(value, rows) for name, value in batch.inputs.items()}, {}, torch.arange(len(rows)))
+
+
 def _take(values: Tensor, rows: Tensor) -> Tensor:
     return values.index_select(0, rows.to(values.device)).to(rows.device, non_blocking=True)
 
 
-def buckets_of(teacher: Observed, sample: Sample, most_tokens: int, *, keep: bool = True) -> list[Bucket]:
-    """The sample by length, in a few shapes. The teacher runs once over all examples if its states can be kept."""
+def buckets_of(teacher: Observed, sample: Sample, most_tokens: int) -> list[Bucket]:
+    """The sample by length, in a few shapes; what the teacher makes of the examples held out is there already."""
     device = device_of(teacher.structure.model)
     shapes = SHAPES.get(device.type, SHAPES["cpu"])
     batches = [batch for group in sample.groups for batch in _by_length(group, shapes)]
@@ -128,12 +171,12 @@ def buckets_of(teacher: Observed, sample: Sample, most_tokens: int, *, keep: boo
     if device.type != "cuda" or held < RESIDENT * free_bytes(device):
         batches = [batch.to(device) for batch in batches]
     with torch.no_grad():
-        found = [_bucket(teacher, batch, device) for batch in batches]
-        place = _place(sum(size for _, size in found), device) if keep else None
-        for bucket, _ in found:
-            if place is not None:
-                bucket.kept = _kept(bucket, max(1, most_tokens // bucket.tokens), device, place)
-    return [bucket for bucket, _ in found]
+        firsts = [teacher(_picked(batch, torch.zeros(1, dtype=torch.long, device=device))) for batch in batches]
+    place = _place(sum(first.bytes * len(batch) for first, batch in zip(firsts, batches, strict=True)), device)
+    buckets = [_bucket(teacher, batch, first, place) for batch, first in zip(batches, firsts, strict=True)]
+    for bucket in buckets:
+        bucket.fill(bucket.judging, max(1, most_tokens // bucket.tokens))
+    return buckets
 
 
 def _by_length(group: Group, shapes: int) -> list[Batch]:
@@ -156,17 +199,30 @@ def _edges(lengths: Tensor, most: int) -> list[int]:
     return found
 
 
-def _bucket(teacher: Observed, batch: Batch, device: torch.device) -> tuple[Bucket, int]:
-    """A bucket, and the bytes of the teacher's states for it."""
-    held_out = batch.held_out()
-    bucket = Bucket(batch, (~held_out).nonzero().flatten(), held_out.nonzero().flatten(), teacher, [], 1, 1)
-    first = teacher(bucket.pick(torch.zeros(1, dtype=torch.long, device=device)))
+def _bucket(teacher: Observed, batch: Batch, first: States, place: torch.device | None) -> Bucket:
+    """A bucket with room for the teacher's states, shaped as those of the first example."""
+
+    def room(like: Tensor, dtype: torch.dtype) -> Tensor:
+        return torch.empty((len(batch), *like.shape[1:]), dtype=dtype, device=place)
+
+    real: list[Tensor | None] = []
     for number, hidden in zip(teacher.stacks, first.hidden, strict=True):
-        real = teacher.structure.stacks[number].real_tokens(batch, torch.Size((len(batch), hidden.shape[1])))
-        bucket.real.append(None if real is None else real.to(device))
-    bucket.tokens = max(hidden.shape[1] for hidden in first.hidden)
-    bucket.logits = max(output.numel() for output in first.outputs.values())
-    return bucket, first.bytes * len(batch)
+        mask = teacher.structure.stacks[number].real_tokens(batch, torch.Size((len(batch), hidden.shape[1])))
+        real.append(None if mask is None else mask.to(hidden.device))
+    held_out = batch.held_out()
+    return Bucket(
+        batch,
+        fit=(~held_out).nonzero().flatten(),
+        judging=held_out.nonzero().flatten(),
+        teacher=teacher,
+        real=real,
+        tokens=max(hidden.shape[1] for hidden in first.hidden),
+        logits=max(output.numel() for output in first.outputs.values()),
+        kept=None if place is None else States(
+            {name: room(output, output.dtype) for name, output in first.outputs.items()},
+            [room(hidden, KEPT) for hidden in first.hidden],
+        ),
+    )  # fmt: skip
 
 
 def _place(wanted: int, device: torch.device) -> torch.device | None:
@@ -176,20 +232,17 @@ def _place(wanted: int, device: torch.device) -> torch.device | None:
     return torch.device("cpu") if wanted < HOST_BYTES else None
 
 
-def _kept(bucket: Bucket, size: int, device: torch.device, place: torch.device) -> States:
-    count = len(bucket.batch)
-    kept = States({}, [])
+def noised(tokens: Tensor, movable: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """A share of the tokens [n, S] replaced by those that other examples have in their place."""
+    order = torch.randperm(len(tokens), generator=generator)
+    partner = torch.empty_like(order)
+    partner[order] = order.roll(1)  # a cycle: nobody is their own partner
+    chosen = (torch.rand(tokens.shape, generator=generator) < share) & movable & movable[partner]
+    return torch.where(chosen, tokens[partner], tokens)
 
-    def fill(room: Tensor | None, values: Tensor, start: int, dtype: torch.dtype) -> Tensor:
-        if room is None:
-            room = torch.empty((count, *values.shape[1:]), dtype=dtype, device=place)
-        room[start : start + len(values)].copy_(values)
-        return room
 
-    for start in range(0, count, size):
-        rows = torch.arange(start, min(start + size, count), device=device)
-        states = bucket.teacher(bucket.pick(rows))
-        before: Sequence[Tensor | None] = kept.hidden or [None] * len(states.hidden)
-        kept.hidden = [fill(room, h, start, KEPT) for room, h in zip(before, states.hidden, strict=True)]
-        kept.outputs = {k: fill(kept.outputs.get(k), o, start, o.dtype) for k, o in states.outputs.items()}
-    return kept
+def special_tokens(config: Any) -> set[int]:
+    """The tokens that a config, or one of its parts, gives a meaning to."""
+    parts = [config, *(getattr(config, name) for name in getattr(config, "sub_configs", {}) if hasattr(config, name))]
+    values = [value for part in parts if part for name, value in vars(part).items() if name.endswith("_token_id")]
+    return {one for value in values for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)}

@@ -47,7 +47,7 @@ class Recipe:
 
     rate: float = 3e-4
     examples: int = 64
-    hidden: float = 1.0
+    hidden: float = 10.0
     warm_up: float = 0.05
     noise: float = 0.1
     precision: Precision = "tf32"  # the weights are small: casting them to bfloat16 costs more than it saves

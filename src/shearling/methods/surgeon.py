@@ -14,6 +14,7 @@ from shearling.engine.distributed import rank_and_world
 from shearling.engine.hooks import device_of
 from shearling.engine.memory import with_smaller_batches
 from shearling.engine.moments import Moments
+from shearling.engine.polish import Polish, checked_polish
 from shearling.engine.precision import Precision
 from shearling.engine.progress import Stages
 from shearling.engine.repair import repair_layers
@@ -51,6 +52,7 @@ class Surgeon(Method):
     realign  and, before that, what goes into the units
     labels   use the data's labels for the curvature, instead of labels drawn from the model
     damp, ridge  of the order and of the refit, as shares of the mean diagonal: 0 to 1e6
+    polish     distil the result from the dense model: "auto" where it is worth it, "off", passes, or seconds ("30s")
     precision  of the products in passes over the sample, on a GPU; docs/performance.md has what it changes
     """
 
@@ -61,10 +63,12 @@ class Surgeon(Method):
     labels: bool = False
     damp: float = DAMP
     ridge: float = RIDGE
+    polish: Polish = "auto"
     precision: Precision = "bfloat16"
 
     def __post_init__(self) -> None:
         check_options(self, {"damp": DAMPING, "ridge": DAMPING})
+        checked_polish(self.polish)
 
     @property
     def wants_labels(self) -> WantsLabels:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from shearling.costs import Limit
+from shearling.engine.polish import Polish
 from shearling.engine.precision import Precision
 from shearling.engine.progress import Stages
 from shearling.engine.teacher_states import TeacherStates
@@ -42,6 +43,7 @@ class Method:
     name: ClassVar[str]
     filter_step: ClassVar[int] = 1
     precision: Precision = "float32"  # of the products in passes over the sample, on a GPU
+    polish: Polish = "off"  # how long the repaired student is distilled from the dense model
 
     @property
     def wants_labels(self) -> WantsLabels:

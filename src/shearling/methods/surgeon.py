@@ -14,6 +14,7 @@ from shearling.engine.distributed import rank_and_world
 from shearling.engine.hooks import device_of
 from shearling.engine.memory import with_smaller_batches
 from shearling.engine.moments import Moments
+from shearling.engine.polish import Polish, checked_polish
 from shearling.engine.precision import Precision
 from shearling.engine.progress import Stages
 from shearling.engine.repair import repair_layers
@@ -51,6 +52,10 @@ class Surgeon(Method):
     realign  and, before that, what goes into the units
     labels   use the data's labels for the curvature, instead of labels drawn from the model
     damp, ridge  of the order and of the refit, as shares of the mean diagonal: 0 to 1e6
+    polish     distil the result from the dense model: "auto" where it is worth it, "off", passes, or seconds ("30s")
+    relative   of a token, the refit counts the error relative to the size of its residual stream
+    by_column  damp and ridge as shares of each column's own diagonal entry instead
+    follow     how much of the errors of the layers before the refit makes up for, 0 to 1
     precision  of the products in passes over the sample, on a GPU; docs/performance.md has what it changes
     """
 
@@ -61,10 +66,15 @@ class Surgeon(Method):
     labels: bool = False
     damp: float = DAMP
     ridge: float = RIDGE
+    polish: Polish = "auto"
+    relative: bool = False
+    by_column: bool = False
+    follow: float = 1.0
     precision: Precision = "bfloat16"
 
     def __post_init__(self) -> None:
         check_options(self, {"damp": DAMPING, "ridge": DAMPING})
+        checked_polish(self.polish)
 
     @property
     def wants_labels(self) -> WantsLabels:
@@ -89,7 +99,7 @@ class Surgeon(Method):
             if earlier is not None:
                 found = [merged(before.curvature, now) for before, now in zip(earlier, found, strict=True)]
         with stages("order") as progress:
-            orders = order(found, damp=self.damp, progress=progress)
+            orders = order(found, damp=self.damp, by_column=self.by_column, progress=progress)
         return [Ordered(*pair) for pair in zip(orders, found, strict=True)]
 
     def first_look(self, structure: Structure, sample: Sample) -> int:
@@ -139,7 +149,7 @@ class Surgeon(Method):
         notes: list[Repaired] = []
 
         def out_of_units(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
-            result = refit(sublayer.weight, sublayer.bias, fit, held_out, ridge=self.ridge)
+            result = refit(sublayer.weight, sublayer.bias, fit, held_out, ridge=self.ridge, by_column=self.by_column)
             if result.kept:
                 sublayer.write(result.weight, result.bias)
             note = "" if result.kept else "the refit did not carry over to the held-out examples and was dropped"
@@ -149,7 +159,7 @@ class Surgeon(Method):
         def into_units(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
             eye = torch.eye(len(fit.gram), dtype=torch.float64, device=fit.gram.device)
             bias = eye.new_zeros(len(eye)) if sublayer.inputs_have_bias else None
-            result = refit(eye, bias, fit, held_out, ridge=self.ridge)
+            result = refit(eye, bias, fit, held_out, ridge=self.ridge, by_column=self.by_column)
             if result.kept:
                 sublayer.fold_inputs(result.weight, result.bias)
             return True
@@ -158,7 +168,7 @@ class Surgeon(Method):
             realign = into_units if self.realign else None
             repair_layers(
                 teacher, student, batches, out_of_units, realign=realign, precision=self.precision, progress=progress,
-                states=states,
+                states=states, relative=self.relative, follow=self.follow,
             )  # fmt: skip
         return notes
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from shearling.checkpoint.plan import read_plan, write_plan
-from shearling.checkpoint.save import save
+from shearling.checkpoint.save import Pruned as Pruned
 from shearling.costs import Constraint, Limit, count_macs, count_params, parameters, sequence_lengths, whole_macs
 from shearling.engine.agreement import Agreement, Answers, agreement, answers, held_out
 from shearling.engine.distributed import fail_together, on_first, rank_and_world
@@ -54,28 +54,6 @@ if TYPE_CHECKING:
 FEW = 64
 WIDE = 256  # filters of an FFN from which on rounding their number costs nothing
 MOST_TOKENS = 2**20  # of an example
-
-
-@dataclass(frozen=True, repr=False)
-class Pruned:
-    """The result: a smaller model, what stayed in it, and the record of how it came about."""
-
-    model: PreTrainedModel
-    kept: list[Tensor]
-    report: Report
-
-    def save(self, directory: str | os.PathLike[str], *, source: Any = None, force: bool = False) -> Path:
-        """Write a checkpoint that loads with plain `from_pretrained`; `source` is where tokenizer files come from."""
-        return save(self.model, self.kept, self.report.to_json(), directory, source=source, force=force)
-
-    def __str__(self) -> str:
-        return str(self.report)
-
-    def __repr__(self) -> str:
-        return repr(self.report)
-
-    def _repr_html_(self) -> str:
-        return self.report._repr_html_()
 
 
 @dataclass(frozen=True)
@@ -253,13 +231,6 @@ class Plan:
         rest = self._dense_macs - count_macs(self.structure, tokens)
         return Cost(rest + count_macs(self.structure, self.lengths), rest + count_macs(student, self.lengths))
 
-    def _settings(self) -> dict[str, Any]:
-        """The method's settings, with the precision that the run really had."""
-        settings = settings_of(self.method)
-        if "precision" in settings:
-            settings["precision"] = used_precision(self.structure.model, self.method.precision)
-        return settings
-
     def _report(
         self,
         student: Structure,
@@ -268,10 +239,12 @@ class Plan:
         repairs: list[Repaired],
         difference: float,
     ) -> Report:
-        dense = self.structure
+        dense, settings = self.structure, settings_of(self.method)
+        if "precision" in settings:  # what the run really had
+            settings["precision"] = used_precision(dense.model, self.method.precision)
         return Report(
             method=self.method.name,
-            settings=self._settings(),
+            settings=settings,
             constraint={limit.name: limit.ratio for limit in limits},
             flops=Cost(count_macs(dense, self.lengths), count_macs(student, self.lengths)),
             params=Cost(count_params(dense), count_params(student)),

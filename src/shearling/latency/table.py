@@ -139,9 +139,10 @@ class Table:
 
     def predict(self, structure: Structure, counts: Sequence[int]) -> float:
         """Seconds of the forward pass with these units left."""
-        curves = {side: self.curves(structure, side) for side in self.sides}
-        return float(max(fixed + sum(c[n] for c, n in zip(curves[side], counts, strict=True))
-                         for side, fixed in self.sides.items()))  # fmt: skip
+        return max(
+            fixed + float(sum(curve[n] for curve, n in zip(self.curves(structure, side), counts, strict=True)))
+            for side, fixed in self.sides.items()
+        )
 
     def __str__(self) -> str:
         shape = f"batch {self.batch_size}, length {self.seq_len}, {self.dtype}"

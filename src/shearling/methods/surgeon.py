@@ -53,9 +53,6 @@ class Surgeon(Method):
     labels   use the data's labels for the curvature, instead of labels drawn from the model
     damp, ridge  of the order and of the refit, as shares of the mean diagonal: 0 to 1e6
     polish     distil the result from the dense model: "auto" where it is worth it, "off", passes, or seconds ("30s")
-    relative   of a token, the refit counts the error relative to the size of its residual stream
-    by_column  damp and ridge as shares of each column's own diagonal entry instead
-    follow     how much of the errors of the layers before the refit makes up for, 0 to 1
     precision  of the products in passes over the sample, on a GPU; docs/performance.md has what it changes
     """
 
@@ -67,9 +64,6 @@ class Surgeon(Method):
     damp: float = DAMP
     ridge: float = RIDGE
     polish: Polish = "auto"
-    relative: bool = False
-    by_column: bool = False
-    follow: float = 1.0
     precision: Precision = "bfloat16"
 
     def __post_init__(self) -> None:
@@ -99,7 +93,7 @@ class Surgeon(Method):
             if earlier is not None:
                 found = [merged(before.curvature, now) for before, now in zip(earlier, found, strict=True)]
         with stages("order") as progress:
-            orders = order(found, damp=self.damp, by_column=self.by_column, progress=progress)
+            orders = order(found, damp=self.damp, progress=progress)
         return [Ordered(*pair) for pair in zip(orders, found, strict=True)]
 
     def first_look(self, structure: Structure, sample: Sample) -> int:
@@ -149,7 +143,7 @@ class Surgeon(Method):
         notes: list[Repaired] = []
 
         def out_of_units(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
-            result = refit(sublayer.weight, sublayer.bias, fit, held_out, ridge=self.ridge, by_column=self.by_column)
+            result = refit(sublayer.weight, sublayer.bias, fit, held_out, ridge=self.ridge)
             if result.kept:
                 sublayer.write(result.weight, result.bias)
             note = "" if result.kept else "the refit did not carry over to the held-out examples and was dropped"
@@ -159,7 +153,7 @@ class Surgeon(Method):
         def into_units(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
             eye = torch.eye(len(fit.gram), dtype=torch.float64, device=fit.gram.device)
             bias = eye.new_zeros(len(eye)) if sublayer.inputs_have_bias else None
-            result = refit(eye, bias, fit, held_out, ridge=self.ridge, by_column=self.by_column)
+            result = refit(eye, bias, fit, held_out, ridge=self.ridge)
             if result.kept:
                 sublayer.fold_inputs(result.weight, result.bias)
             return True
@@ -168,7 +162,7 @@ class Surgeon(Method):
             realign = into_units if self.realign else None
             repair_layers(
                 teacher, student, batches, out_of_units, realign=realign, precision=self.precision, progress=progress,
-                states=states, relative=self.relative, follow=self.follow,
+                states=states,
             )  # fmt: skip
         return notes
 

@@ -47,9 +47,7 @@ class Order:
         return self.removed[len(self.removed) - count :].sort().values
 
 
-def order(
-    curvatures: Sequence[Curvature], *, damp: float = DAMP, by_column: bool = False, progress: Progress = silent
-) -> list[Order]:
+def order(curvatures: Sequence[Curvature], *, damp: float = DAMP, progress: Progress = silent) -> list[Order]:
     """An order for every sublayer: those of one shape are worked on together, and several processes share them out."""
     mine = dealt([c.A.numel() for c in curvatures])
     groups: dict[tuple[object, ...], list[int]] = {}
@@ -65,7 +63,7 @@ def order(
         def step(done: int, _: int, before: int = before, count: int = len(members)) -> None:
             progress(before + done * count, total)
 
-        orders |= dict(zip(members, _order_batch(batch, damp, by_column, step), strict=True))
+        orders |= dict(zip(members, _order_batch(batch, damp, step), strict=True))
     everyones = gathered(orders)
     return [everyones[i] for i in range(len(curvatures))]
 
@@ -79,12 +77,12 @@ def _bounded(groups: Iterable[list[int]], curvatures: Sequence[Curvature]) -> It
             yield members[start : start + size]
 
 
-def _order_batch(batch: Sequence[Curvature], damp: float, by_column: bool, progress: Progress) -> list[Order]:
+def _order_batch(batch: Sequence[Curvature], damp: float, progress: Progress) -> list[Order]:
     width = batch[0].width
     units = batch[0].W.shape[1] // width
     if units == 0:
         return [Order(torch.zeros(0, dtype=torch.long), torch.zeros(1, dtype=torch.float64)) for _ in batch]
-    state = _State.start(batch, damp, by_column)
+    state = _State.start(batch, damp)
     while state.left:
         state.remove_panel()
         progress(units - state.left, units)
@@ -109,7 +107,7 @@ class _State:
         self._lay_out(torch.arange(units, device=B.device).expand(count, -1).contiguous())
 
     @staticmethod
-    def start(batch: Sequence[Curvature], damp: float, by_column: bool) -> _State:
+    def start(batch: Sequence[Curvature], damp: float) -> _State:
         device = batch[0].W.device
         A, W, G = (torch.stack([getattr(c, name).to(device).double() for c in batch]) for name in ("A", "W", "G"))
         if not all(bool(statistic.isfinite().all()) for statistic in (A, W, G)):
@@ -118,7 +116,7 @@ class _State:
                 "Check the weights; half precision may overflow: try --dtype float32."
             )
         # A sublayer that never fired still needs an inverse; its columns then cost nothing, as they should.
-        B = torch.cholesky_inverse(damped_factor(A, damp, by_column=by_column))
+        B = torch.cholesky_inverse(damped_factor(A, damp))
         return _State(B, W.mT @ G @ W, batch[0].width)
 
     def _lay_out(self, names: Tensor) -> None:

@@ -84,6 +84,12 @@ class Method:
         """Why the examples measured so far will do for these limits; empty where more are wanted."""
         return ""
 
+    def expected_loss(
+        self, evidence: Evidence, structure: Structure, kept: Sequence[Tensor], lengths: Sequence[float]
+    ) -> float | None:
+        """The estimated rise of an example's loss, in nats, with these units kept; None where there is no estimate."""
+        return None
+
     def finished(self, evidence: Evidence) -> Evidence:
         """The evidence without what only further examples would need."""
         return evidence

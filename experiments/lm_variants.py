@@ -3,7 +3,7 @@
 A variant is written behind a colon, `surgeon:rounds=2,ridge=0.003`:
 
     rounds    measure anew on the way down: 2 prunes to the root of the share first, repairs, measures again
-    damp, ridge, realign, refit, relative, by_column, follow, polish    settings of the method
+    damp, ridge, realign, refit    settings of the method
 """
 
 from __future__ import annotations
@@ -17,20 +17,13 @@ from torch import Tensor
 
 from shearling.costs import Limit, params_limit
 from shearling.engine.memory import with_smaller_batches
-from shearling.engine.polish import Polish, polish
 from shearling.engine.progress import Stages
-from shearling.methods import Method, Paper, Surgeon
+from shearling.methods import Surgeon
 from shearling.models.shrink import shrink
 from shearling.models.structure import Structure, structure_of
 from shearling.pipeline import WIDE, Plan, measure
 from shearling.sample.read import accepted_by, sample_of
 from shearling.sample.sample import Sample
-
-METHODS: dict[str, Method] = {
-    "surgeon": Surgeon(polish="off"),  # in closed form, as the rivals are
-    "surgeon+polish": Surgeon(),
-    "paper": Paper(),
-}
 
 
 @dataclass(frozen=True)
@@ -42,10 +35,6 @@ class Variant:
     ridge: float = Surgeon.ridge
     realign: bool = True
     refit: bool = True
-    relative: bool = False
-    by_column: bool = False
-    follow: float = 1.0
-    polish: str = "off"
 
     @staticmethod
     def read(words: str) -> Variant:
@@ -60,18 +49,13 @@ class Variant:
 
     @property
     def method(self) -> Surgeon:
-        names = {field.name for field in fields(Surgeon)}
-        return Surgeon(**{k: v for k, v in vars(self).items() if k in names and k != "polish"}, polish=self._polish)
-
-    @property
-    def _polish(self) -> Polish:
-        return int(self.polish) if self.polish.isdigit() else self.polish
+        return Surgeon(damp=self.damp, ridge=self.ridge, realign=self.realign, refit=self.refit)
 
 
 def variant_of(name: str) -> Callable[[Subject, float], Any]:
     """The method of the library, or the variant, that a name stands for."""
-    if name in METHODS:
-        return lambda subject, share: _plan(subject, METHODS[name]).prune(params=share).model
+    if name in ("surgeon", "paper"):
+        return lambda subject, share: _plan(subject, name).prune(params=share).model
     method, _, words = name.partition(":")
     if method != "surgeon" or not words:
         raise SystemExit(f"No method {name!r}: there are surgeon, paper, surgeon:OPTION=VALUE,... and the rivals.")
@@ -79,11 +63,11 @@ def variant_of(name: str) -> Callable[[Subject, float], Any]:
     return lambda subject, share: prune(subject, share, variant)
 
 
-def _plan(subject: Subject, method: Method) -> Plan:
+def _plan(subject: Subject, method: str) -> Plan:
     """One measurement for every share, as `sweep` does."""
     data = [{"input_ids": ids, "labels": ids} for ids in subject.calibration.split(8)]
-    plan: Plan = subject.once(method.name, lambda: measure(subject.model, data, method=method))
-    return replace(plan, method=method)
+    plan: Plan = subject.once(method, lambda: measure(subject.model, data, method=method))
+    return plan
 
 
 def prune(subject: Subject, share: float, variant: Variant) -> Any:
@@ -98,8 +82,6 @@ def prune(subject: Subject, share: float, variant: Variant) -> Any:
         limit = _limit(subject, student, share ** (number / variant.rounds))
         kept = variant.method.choose(evidence, student, [limit], multiple_of=step, stages=stages)
         student = _repaired(subject, student, kept, sample, variant)
-    if variant.polish != "off":
-        polish(subject.structure, student, sample, variant.method.polish, share=share)
     return student.model
 
 
@@ -114,7 +96,7 @@ def _evidence(subject: Subject, student: Structure, sample: Sample, variant: Var
     def look() -> Any:
         return variant.method.finished(variant.method.measure(student, sample, seed=0, stages=Stages(None)))
 
-    return subject.once(f"evidence {variant.damp} {variant.by_column}", look) if first else look()
+    return subject.once(f"evidence {variant.damp}", look) if first else look()
 
 
 def _limit(subject: Subject, student: Structure, share: float) -> Limit:

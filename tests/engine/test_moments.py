@@ -66,14 +66,3 @@ def test_precision_of_the_sums(model: torch.dtype, sums: torch.dtype) -> None:
     moments = moments_of(draw(5, 2).to(model), draw(5, 2).to(model))
     assert moments.gram.dtype == moments.cross.dtype == sums
     assert moments.y_squared.dtype == moments.count.dtype == torch.float64
-
-
-def test_a_weight_of_three_is_a_token_seen_three_times() -> None:
-    h, y = draw(5, 3), draw(5, 2, seed=1)
-    times = torch.tensor([1, 3, 2, 1, 0])
-    weighted = Moments.zeros(3, 2, h)
-    weighted.add(h, y, times.double())
-    repeated = moments_of(h.repeat_interleave(times, 0), y.repeat_interleave(times, 0))
-
-    for one, other in zip(weighted._all(), repeated._all(), strict=True):
-        torch.testing.assert_close(one, other)

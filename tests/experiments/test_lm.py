@@ -29,15 +29,6 @@ SIZES = {
 }  # fmt: skip
 
 
-OURS = (
-    "surgeon",
-    "surgeon+polish",
-    "paper",
-    "surgeon:rounds=2,polish=2",
-    "surgeon:relative=1,by_column=1,follow=0.5",
-)
-
-
 def llama() -> Any:
     torch.manual_seed(0)
     return _lively(LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=True)))
@@ -71,6 +62,7 @@ def tokens_of(items: int = 6) -> dict[str, Any]:
         "choice_tokens": rng.integers(0, 64, lengths.sum()),
         "choice_length": lengths,
         "choice_answer": rng.integers(1, 4, 4 * items),
+        "choice_characters": rng.integers(1, 9, 4 * items),
         "choice_right": rng.integers(0, 4, items),
     }
 
@@ -128,7 +120,7 @@ def test_choices_are_scored_as_if_one_by_one() -> None:
         with torch.inference_mode():
             logits = model(input_ids=ids[None]).logits[0].log_softmax(-1)
         score = sum(float(logits[at - 1, ids[at]]) for at in range(length - answer, length))
-        found.append(score)
+        found.append(score / tokens["choice_characters"][number])
     for item, correct in enumerate(tokens["choice_right"]):
         right += int(np.argmax(found[4 * item : 4 * item + 4]) == correct)
     with torch.inference_mode():
@@ -194,7 +186,7 @@ def _same_logits(one: Any, other: Any, ids: torch.Tensor) -> None:
         torch.testing.assert_close(one(input_ids=ids).logits, other(input_ids=ids).logits, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("method", OURS)
+@pytest.mark.parametrize("method", ["surgeon", "paper", "surgeon:rounds=2", "surgeon:ridge=0.001"])
 @pytest.mark.parametrize("make", [llama, gemma])
 def test_our_methods_stay_within_the_budget(make: Any, method: str) -> None:
     subject = subject_of(make())

@@ -38,17 +38,14 @@ class Moments:
         wide = torch.float64
         return Moments(zero(n, n), zero(n, out), zero(n), zero(out), zero(dtype=wide), zero(dtype=wide))
 
-    def add(self, h: Tensor, y: Tensor, weights: Tensor | None = None) -> None:
-        """Take in some tokens: h [t, n], y [t, D]; with weights [t], each counts that many times."""
+    def add(self, h: Tensor, y: Tensor) -> None:
+        """Take in some tokens: h [t, n], y [t, D]."""
         dtype = self.gram.dtype
-        self.count += len(h) if weights is None else weights.sum(dtype=torch.float64)
-        if weights is not None:
-            roots = weights.to(dtype).sqrt()[:, None]
-            h, y = h * roots, y * roots
-        self.h_sum += h.sum(0, dtype=dtype) if weights is None else (h * roots).sum(0)
-        self.y_sum += y.sum(0, dtype=dtype) if weights is None else (y * roots).sum(0)
         add_gram_and_cross_(self.gram, self.cross, h, y)
+        self.h_sum += h.sum(0, dtype=dtype)
+        self.y_sum += y.sum(0, dtype=dtype)
         self.y_squared += y.to(dtype).square().sum()
+        self.count += len(h)
 
     def __add__(self, other: Moments) -> Moments:
         mine, theirs = self._all(), other._all()

@@ -26,7 +26,6 @@ from shearling.models.structure import Share, Stack, Structure
 from shearling.models.sublayer import Sublayer
 from shearling.sample.batch import Batch
 
-LEAST = 1e-6  # of the mean: tokens with less behind them count as if they had this
 Repair = Callable[[Sublayer, Moments, Moments], bool]  # (student's sublayer, fit, held out) -> go on?
 
 
@@ -40,14 +39,10 @@ def repair_layers(
     precision: Precision = "float32",
     progress: Progress = silent,
     states: TeacherStates | None = None,
-    relative: bool = False,
-    follow: float = 1.0,
 ) -> None:
     """Repair every sublayer of the student: first into its units, if asked for, then out of them.
 
-    states    of the teacher, kept from one call to the next over the same batches
-    relative  a token's error counts relative to the size of what the next norm sees of it (`token_weights`)
-    follow    how much of the errors of the layers before a sublayer makes up for
+    states  of the teacher, kept from one call to the next over the same batches
 
     Ends early when a repair returns False. Sublayers before the first that lost a unit see no error and lost nothing:
     they are passed over.
@@ -75,7 +70,7 @@ def repair_layers(
                     progress(done, total)
                     continue
                 for part, sublayer in enumerate(sublayers):
-                    pair = kind(dense, pruned, (number, depth, part), run_t, run_s, here, states, relative, follow)
+                    pair = kind(dense, pruned, (number, depth, part), run_t, run_s, here, states)
                     if realign is not None and sublayer.foldable and sublayer.units:
                         realign(sublayer, *pair.into_units())
                     last = part == len(sublayers) - 1
@@ -110,24 +105,11 @@ def _advance_both(stack: Stack, depth: int, run_t: LayerwiseRun, run_s: Layerwis
     run_t.finished.clear()
 
 
-def target(sublayer: Sublayer, teacher: Captured, student: Captured, follow: float = 1.0) -> Tensor:
+def target(sublayer: Sublayer, teacher: Captured, student: Captured) -> Tensor:
     """What the output of the student's sublayer should be."""
     if sublayer.follows == "output":
         return teacher.o  # type: ignore[return-value]
-    if follow == 1:
-        return teacher.o + teacher.x - student.x  # type: ignore[operator]
-    return teacher.o + follow * (teacher.x - student.x)  # type: ignore[operator]
-
-
-def token_weights(sublayer: Sublayer, teacher: Captured) -> Tensor:
-    """[B, S]: one over the mean square of what the next norm sees of each token in the teacher.
-
-    A norm divides by that size, so an error counts relative to it. Decoders give their first token a stream hundreds
-    of times larger than all others, and it alone would decide a fit in which all tokens count the same.
-    """
-    seen = teacher.o if sublayer.follows == "output" else teacher.o + teacher.x  # type: ignore[operator]
-    square: Tensor = seen.float().square().mean(-1)  # type: ignore[union-attr]
-    return 1 / square.clamp_min(LEAST * square.mean())
+    return teacher.o + teacher.x - student.x  # type: ignore[operator]
 
 
 @dataclass
@@ -141,8 +123,6 @@ class _Pair:
     run_s: LayerwiseRun
     batches: Sequence[Batch]
     states: TeacherStates | None = None
-    relative: bool = False
-    follow: float = 1.0
 
     @property
     def depth(self) -> int:
@@ -163,10 +143,9 @@ class _Pair:
         """Moments of h_S against y; the teacher moves on to the next layer if asked to."""
         columns = self._sublayer.units * self._sublayer.width
 
-        def pairs(batch: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+        def pairs(batch: int) -> Iterator[tuple[Tensor, Tensor]]:
             for t, s in self._both(batch, "end" if advance_teacher else "out", "h"):
-                weights = token_weights(self._sublayer, t) if self.relative else None
-                yield s.h[..., :columns], target(self._sublayer, t, s, self.follow), weights  # type: ignore[index]
+                yield s.h[..., :columns], target(self._sublayer, t, s)  # type: ignore[index]
                 if advance_teacher:
                     self._advance_teacher(batch, t)
 
@@ -204,21 +183,20 @@ class _Pair:
     def _advance_teacher(self, batch: int, captured: Captured) -> None:
         self.run_t.hidden[batch] = captured.hidden  # type: ignore[assignment]
 
-    def _inputs(self, batch: int) -> Iterator[tuple[Tensor, Tensor, None]]:
+    def _inputs(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
         for t, s in self._both(batch, "in", "in"):
-            yield s.z, t.z, None  # type: ignore[misc]
+            yield s.z, t.z  # type: ignore[misc]
 
     def _moments(
-        self, n: int, out: int, pairs: Callable[[int], Iterator[tuple[Tensor, Tensor, Tensor | None]]]
+        self, n: int, out: int, pairs: Callable[[int], Iterator[tuple[Tensor, Tensor]]]
     ) -> tuple[Moments, Moments]:
         fit, held_out = (Moments.zeros(n, out, self._sublayer.weight) for _ in range(2))
         shares: tuple[tuple[Moments, Share], ...] = ((fit, "fit"), (held_out, "held out"))
         for number, batch in enumerate(self.batches):
-            for given, wanted, weights in pairs(number):
+            for given, wanted in pairs(number):
                 for moments, share in shares:
                     rows = self.pruned.rows(batch, given.shape[:2], share)
-                    counted = None if weights is None else flat(weights[..., None], rows)[:, 0]
-                    moments.add(flat(given, rows), flat(wanted, rows), counted)
+                    moments.add(flat(given, rows), flat(wanted, rows))
         fit.add_up()
         held_out.add_up()
         return fit, held_out

@@ -53,9 +53,6 @@ class Surgeon(Method):
     labels   use the data's labels for the curvature, instead of labels drawn from the model
     damp, ridge  of the order and of the refit, as shares of the mean diagonal: 0 to 1e6
     polish     distil the result from the dense model: "auto" where it is worth it, "off", passes, or seconds ("30s")
-    relative   of a token, the refit counts the error relative to the size of its residual stream
-    by_column  damp and ridge as shares of each column's own diagonal entry instead
-    follow     how much of the errors of the layers before the refit makes up for, 0 to 1
     precision  of the products in passes over the sample, on a GPU; docs/performance.md has what it changes
     """
 
@@ -67,9 +64,6 @@ class Surgeon(Method):
     damp: float = DAMP
     ridge: float = RIDGE
     polish: Polish = "auto"
-    relative: bool = False
-    by_column: bool = False
-    follow: float = 1.0
     precision: Precision = "bfloat16"
 
     def __post_init__(self) -> None:
@@ -99,7 +93,7 @@ class Surgeon(Method):
             if earlier is not None:
                 found = [merged(before.curvature, now) for before, now in zip(earlier, found, strict=True)]
         with stages("order") as progress:
-            orders = order(found, damp=self.damp, by_column=self.by_column, progress=progress)
+            orders = order(found, damp=self.damp, progress=progress)
         return [Ordered(*pair) for pair in zip(orders, found, strict=True)]
 
     def first_look(self, structure: Structure, sample: Sample) -> int:
@@ -119,8 +113,23 @@ class Surgeon(Method):
             counts = self._counts(evidence, structure, limits, 1)
         except ConstraintError:
             return ""
-        loss = expected_loss(evidence, structure, counts, lengths)
+        loss = self._loss(evidence, structure, counts, lengths)
         return f"the estimated loss, {loss:.2g} nats an example, is below {SETTLED:g}" if loss <= SETTLED else ""
+
+    def expected_loss(
+        self, evidence: Evidence, structure: Structure, kept: Sequence[Tensor], lengths: Sequence[float]
+    ) -> float:
+        """By the error curves, at the number of units that stay in each sublayer."""
+        return self._loss(evidence, structure, [len(units) for units in kept], lengths)
+
+    def _loss(self, evidence: Evidence, structure: Structure, counts: Sequence[int], lengths: Sequence[float]) -> float:
+        """An error curve is tr(G dW A dW^T) per token; half of that, times the tokens of an example, is the
+        second-order change of its loss (for classes, of the divergence from the teacher's own prediction)."""
+        losses = (
+            0.5 * length * s.repeats * float(seen.order.error[s.units - count])
+            for seen, s, count, length in zip(evidence, structure.sublayers, counts, lengths, strict=True)
+        )
+        return sum(losses)
 
     def _counts(self, evidence: Evidence, structure: Structure, limits: Sequence[Limit], multiple_of: int) -> list[int]:
         errors = [seen.order.error.numpy()[::-1] for seen in evidence]  # by units kept
@@ -149,7 +158,7 @@ class Surgeon(Method):
         notes: list[Repaired] = []
 
         def out_of_units(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
-            result = refit(sublayer.weight, sublayer.bias, fit, held_out, ridge=self.ridge, by_column=self.by_column)
+            result = refit(sublayer.weight, sublayer.bias, fit, held_out, ridge=self.ridge)
             if result.kept:
                 sublayer.write(result.weight, result.bias)
             note = "" if result.kept else "the refit did not carry over to the held-out examples and was dropped"
@@ -159,7 +168,7 @@ class Surgeon(Method):
         def into_units(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
             eye = torch.eye(len(fit.gram), dtype=torch.float64, device=fit.gram.device)
             bias = eye.new_zeros(len(eye)) if sublayer.inputs_have_bias else None
-            result = refit(eye, bias, fit, held_out, ridge=self.ridge, by_column=self.by_column)
+            result = refit(eye, bias, fit, held_out, ridge=self.ridge)
             if result.kept:
                 sublayer.fold_inputs(result.weight, result.bias)
             return True
@@ -168,7 +177,7 @@ class Surgeon(Method):
             realign = into_units if self.realign else None
             repair_layers(
                 teacher, student, batches, out_of_units, realign=realign, precision=self.precision, progress=progress,
-                states=states, relative=self.relative, follow=self.follow,
+                states=states,
             )  # fmt: skip
         return notes
 
@@ -191,16 +200,3 @@ class Surgeon(Method):
                 raise ValueError(f"the order of the {sublayer.name} is damaged; measure again")
             found.append(Ordered(order))
         return found
-
-
-def expected_loss(evidence: Evidence, structure: Structure, counts: Sequence[int], lengths: Sequence[float]) -> float:
-    """The estimated rise of the loss of an example, in nats, with these units kept.
-
-    An error curve is tr(G dW A dW^T) per token; half of that, times the tokens of an example, is the second-order
-    change of its loss (for classes, of the divergence from the teacher's own prediction).
-    """
-    losses = (
-        0.5 * length * s.repeats * float(seen.order.error[s.units - count])
-        for seen, s, count, length in zip(evidence, structure.sublayers, counts, lengths, strict=True)
-    )
-    return sum(losses)

@@ -6,20 +6,18 @@ import torch
 from torch import Tensor
 
 TRIES = 48  # from 1e-16 of the mean diagonal, ten times more each: far beyond any rounding
-FLOOR = 1e-3  # of the mean diagonal: columns with less are damped as if they had this
 LEAST = torch.finfo(torch.float64).tiny ** 0.5
 
 
-def damped_factor(matrices: Tensor, damp: float, *, by_column: bool = False) -> Tensor:
+def damped_factor(matrices: Tensor, damp: float) -> Tensor:
     """The factors of M + penalty I, for M [L, n, n] in float64, damped in place.
 
-    The penalty is `damp` times the mean diagonal; by column, it is `damp` times each column's own entry, as if the
-    columns were brought to one scale first. Where rounding has left a matrix indefinite, or where it is singular
+    The penalty is `damp` times the mean diagonal. Where rounding has left a matrix indefinite, or where it is singular
     and there is no damping, the penalty grows tenfold until the factor exists. Matrices must be finite.
     """
     diagonal = matrices.diagonal(dim1=1, dim2=2)  # [L, n], a view
     scale = diagonal.mean(1).clamp_min(LEAST)  # a matrix of zeros still gets a factor
-    diagonal.add_(damp * (diagonal.clamp_min(FLOOR * scale[:, None]) if by_column else scale[:, None]))
+    diagonal.add_(damp * scale[:, None])
     factor, failed = torch.linalg.cholesky_ex(matrices)
     more = max(damp, torch.finfo(torch.float64).eps)
     for _ in range(TRIES):

@@ -31,29 +31,19 @@ class Fit:
     kept: bool  # whether the fit is used
 
 
-def refit(
-    weight: Tensor,
-    bias: Tensor | None,
-    fit: Moments,
-    held_out: Moments,
-    *,
-    ridge: float = RIDGE,
-    by_column: bool = False,
-) -> Fit:
+def refit(weight: Tensor, bias: Tensor | None, fit: Moments, held_out: Moments, *, ridge: float = RIDGE) -> Fit:
     """The better, on the examples held out, of the ridge fit and the weights as they are."""
     guarded = float(held_out.count) > 0
     judge = held_out if guarded else fit
     before = judge.error(weight, bias)
-    new_weight, new_bias = solve_ridge(weight, bias, fit, ridge, by_column)
+    new_weight, new_bias = solve_ridge(weight, bias, fit, ridge)
     after = judge.error(new_weight, new_bias)
     if not after < before:
         return Fit(weight, bias, before, before, kept=False)
     return Fit(new_weight, new_bias, before, after, kept=True)
 
 
-def solve_ridge(
-    weight: Tensor, bias: Tensor | None, moments: Moments, ridge: float, by_column: bool = False
-) -> tuple[Tensor, Tensor | None]:
+def solve_ridge(weight: Tensor, bias: Tensor | None, moments: Moments, ridge: float) -> tuple[Tensor, Tensor | None]:
     """The ridge solution, in float64: the change solves (H^T H + lambda I) change = H^T (y - H W^T)."""
     gram, cross = moments.with_bias()
     old = weight.double().T  # [n, D]
@@ -66,6 +56,6 @@ def solve_ridge(
     rest = cross - gram @ old
     if not rest.isfinite().all():  # the sums have overflowed: the weights stay as they are
         return weight, bias
-    factor = damped_factor(gram[None].clone(), ridge, by_column=by_column)[0]
+    factor = damped_factor(gram[None].clone(), ridge)[0]
     new = (old + torch.cholesky_solve(rest, factor)).to(weight.dtype)
     return (new.T, None) if bias is None else (new[:-1].T, new[-1])

@@ -113,19 +113,28 @@ def ratio_of(name: str, value: object) -> float:
     return ratio
 
 
-def macs_per_unit(sublayer: Sublayer, length: float) -> float:
-    """Multiply-accumulates of one unit for one example of `length` tokens."""
-    pairs = length * sublayer.reach(length)
+def macs_per_unit(sublayer: Sublayer, length: float, source: float = 0.0) -> float:
+    """Multiply-accumulates of one unit for one example of `length` tokens; `source` are those of its encoder."""
+    pairs = length * (source if sublayer.part.across else sublayer.reach(length))
     product = 2 * pairs * sublayer.width if sublayer.kind == "heads" else 0.0  # q k^T and its product with v
     rows = sublayer.position_rows(length)
     positions = sublayer.position_products * rows * sublayer.width  # projected, then met by tokens
-    once = length * sublayer.weights_per_unit + product + positions * (sublayer.weight.shape[0] + length)
-    return sublayer.repeats * once
+    once = length * sublayer.weights_per_unit + source * sublayer.source_weights_per_unit
+    return sublayer.repeats * (once + product + positions * (sublayer.weight.shape[0] + length))
+
+
+def _prices(structure: Structure, lengths: Sequence[float]) -> list[float]:
+    """Per sublayer, the multiply-accumulates of one unit. Cross-attention reads what the first stack, the encoder, read.
+
+    lengths  per sublayer, the tokens that its output is for
+    """
+    source = lengths[0]
+    return [macs_per_unit(s, length, source) for s, length in zip(structure.sublayers, lengths, strict=True)]
 
 
 def flops_limit(structure: Structure, lengths: Sequence[float], ratio: float) -> Limit:
     """The constraint on multiply-accumulates of the prunable layers."""
-    tables = (_linear(s.units, macs_per_unit(s, n)) for s, n in zip(structure.sublayers, lengths, strict=True))
+    tables = (_linear(s.units, price) for s, price in zip(structure.sublayers, _prices(structure, lengths), strict=True))
     return Limit("flops", ratio, tuple(tables))
 
 
@@ -140,8 +149,7 @@ def _linear(units: int, price: float) -> NDArray[np.float64]:
 
 def count_macs(structure: Structure, lengths: Sequence[float]) -> float:
     """Multiply-accumulates of the prunable layers, from the modules as they are."""
-    pairs = zip(structure.sublayers, lengths, strict=True)
-    return sum(s.units * macs_per_unit(s, length) for s, length in pairs)
+    return sum(s.units * price for s, price in zip(structure.sublayers, _prices(structure, lengths), strict=True))
 
 
 def count_params(structure: Structure) -> int:

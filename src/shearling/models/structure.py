@@ -102,7 +102,7 @@ class Structure:
 def _sum_by_kind(layer: tuple[Sublayer, ...]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for sublayer in layer:  # there may be several FFNs in it
-        sizes[sublayer.kind] = sizes.get(sublayer.kind, 0) + sublayer.units
+        sizes[sublayer.unit] = sizes.get(sublayer.unit, 0) + sublayer.units
     return sizes
 
 
@@ -176,7 +176,7 @@ def _stack(row: StackRow, layers: tuple[nn.Module, ...], config: Any, base: nn.M
 
 def _floor(sublayer: Sublayer, keep: int) -> int:
     """What must stay, as far as it is still there."""
-    wanted = max(sublayer.part.floor, keep if sublayer.kind == "heads" else 0)
+    wanted = max(sublayer.part.floor, keep if sublayer.unit == "heads" else 0)
     return min(wanted, sublayer.units)
 
 

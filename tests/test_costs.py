@@ -109,7 +109,9 @@ def test_the_whole_model_is_counted_by_running_it() -> None:
     sample = sample_of([full_length(length=7)])
     for length in (5, 12):
         eager = model_of("bert", attn_implementation="eager")
-        assert whole_macs(model, sample.some(1), float(length)) == run_macs(eager, full_length(length=length))
+        assert whole_macs(model, sample.some(1), {"input_ids": float(length)}) == run_macs(
+            eager, full_length(length=length)
+        )
     assert model.config._attn_implementation == "sdpa"
 
 

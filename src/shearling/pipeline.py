@@ -21,6 +21,7 @@ from shearling.engine.hooks import device_of
 from shearling.engine.memory import with_smaller_batches
 from shearling.engine.precision import used_precision
 from shearling.engine.progress import Stages, Watcher
+from shearling.engine.targets import with_targets
 from shearling.engine.teacher_states import TeacherStates
 from shearling.engine.warm_up import warm_up
 from shearling.errors import CheckpointError, ConstraintError, DataError, InputError
@@ -222,12 +223,18 @@ class Plan:
     @cached_property
     def _dense_macs(self) -> int:
         """The whole dense model at the mean length, counted once for all budgets."""
-        return whole_macs(self.structure.model, self.sample.some(1), self._mean_length)
+        return whole_macs(self.structure.model, self.sample.some(1), self._tokens)
+
+    @cached_property
+    def _tokens(self) -> dict[str, float]:
+        """Tokens that the whole model is counted at: those of the layers, or the sample's where they differ."""
+        one = {"input_ids": self._mean_length, "decoder_input_ids": self._mean_length}
+        return one if len(set(self.lengths)) == 1 else one | self.sample.mean_lengths
 
     def _whole_macs(self, student: Structure) -> Cost:
         """The whole model before and after; where all layers see the same tokens, running the dense one tells both."""
         if len(set(self.lengths)) > 1:
-            return Cost(self._dense_macs, whole_macs(student.model, self.sample.some(1), self._mean_length))
+            return Cost(self._dense_macs, whole_macs(student.model, self.sample.some(1), self._tokens))
         tokens = [float(round(self._mean_length))] * len(self.lengths)  # what was run; layers count the mean itself
         rest = self._dense_macs - count_macs(self.structure, tokens)
         return Cost(rest + count_macs(self.structure, self.lengths), rest + count_macs(student, self.lengths))
@@ -312,6 +319,7 @@ def _measure(
     warm_up(device_of(model))
     sample = sample_of(data, limit=checked_samples(samples), accepted=accepted_by(model), seed=seed)
     check_tokens(model, sample)
+    sample = with_targets(model, sample)
     stages = Stages(watcher)
     lengths = sequence_lengths(structure, sample) if length is None else [length] * len(structure.sublayers)
     rank, world = rank_and_world()
@@ -384,7 +392,7 @@ def load_plan(path: str | os.PathLike[str], model: PreTrainedModel, data: Any, *
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is not a plan that shearling saved: {error}") from None
     limit = header["examples"] if samples is None else samples
-    sample = sample_of(data, limit=limit, accepted=accepted_by(model), seed=header["seed"])
+    sample = with_targets(model, sample_of(data, limit=limit, accepted=accepted_by(model), seed=header["seed"]))
     warnings = list(header["warnings"])
     if header["fingerprint"] != sample.fingerprint:
         warnings.append("the plan was measured on another sample than the one given for the refit")

@@ -134,6 +134,7 @@ def _decisions(model: Any, outputs: Any, batch: Batch) -> tuple[Kind, Tensor, Te
     if "input_ids" in batch.inputs and model.can_generate() and not model.config.is_encoder_decoder:
         return _next_tokens(logits, batch.inputs["input_ids"], real)
     best = logits.argmax(-1)  # [B, S]
+    real = batch.inputs.get("decoder_attention_mask", real)
     counted = torch.ones_like(best) if real is None or real.shape != best.shape else real
     rows, _ = counted.nonzero(as_tuple=True)
     return "equal", best[counted != 0][:, None], rows.cpu()

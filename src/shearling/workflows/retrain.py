@@ -93,10 +93,11 @@ def _read(
         task,
         model.config,
         max_length=source.max_length,
-        labels="ignore" if task.kind == "embedding" else "require",
+        labels="ignore" if task.head == "embedding" else "require",
         text_columns=source.text_columns,
         label_column=source.label_column,
         seed=seed,
+        model=model,
     )
     exam = None
     if evaluation is not None:

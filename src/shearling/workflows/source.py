@@ -6,11 +6,12 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from shearling.checkpoint.pretrained import check_prunable, load_model, load_reader, named_device
+from shearling.checkpoint.pretrained import check_prunable, load_model, named_device
 from shearling.checkpoint.sentence import attach_pooling
 from shearling.data import Rows, as_rows, encode, find_task, infer_task, load_rows, read_rows
+from shearling.data.images import ImageOptions, reader_of
 from shearling.engine.progress import Watcher
 from shearling.errors import DataError, InputError, ModelError
 from shearling.evaluation.exam import Exam, make_exam
@@ -18,6 +19,7 @@ from shearling.integrations.sentence_transformers import is_sentence_model, tran
 from shearling.methods import Method
 from shearling.models.pooling import pooling_of
 from shearling.pipeline import Samples, checked_samples
+from shearling.sample.read import reads_targets
 from shearling.workflows.given import is_text, is_transformer, needs_reading
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ class Source:
     index       of a search: `dense`, or a model that embeds the passages; else the model scored
     pooling     of an embedding model, where its files do not say it
     tokenizer   the one that lies beside the model, unless given
+    prefix      of an encoder-decoder's sources; that of its configuration, unless given
+    images      size, mean and deviation of images, where no processor lies beside the model
     """
 
     model: Any
@@ -60,6 +64,8 @@ class Source:
     index: str | None = None
     pooling: str | None = None
     tokenizer: Any = None
+    prefix: str | None = None
+    images: ImageOptions | None = None
 
     @property
     def name(self) -> str:
@@ -160,7 +166,8 @@ def open_model(source: Source) -> Opened:
             f"A {type(given).__name__} is no model that can be pruned; give a transformers model, a "
             "SentenceTransformer or CrossEncoder, a directory, or an id on the Hub."
         )
-    if given.base_model is given and (source.pooling or needs_reading(source.data)):
+    embeds = given.base_model is given and not reads_targets(given)
+    if embeds and (source.pooling or needs_reading(source.data)):
         attach_pooling(given, source.name, source.pooling)
     return Opened(given)
 
@@ -188,7 +195,7 @@ def reader_for(source: Source, opened: Opened) -> Any:
             "(its name_or_path is empty). Give one: tokenizer=..."
         )
     try:
-        return load_reader(source.name, opened.model, trust_remote_code=source.trust_remote_code)
+        return reader_of(source.name, opened.model, source.images, trust_remote_code=source.trust_remote_code)
     except ModelError as error:
         if isinstance(source.model, (str, os.PathLike)):
             raise
@@ -236,13 +243,25 @@ def draw(source: Source, loaded: Loaded, *, labels: Labels) -> Any:
         text_columns=source.text_columns or _text_columns(source.data),
         label_column=source.label_column,
         pooling=pooling_of(loaded.model),
+        model=loaded.model,
+        prefix=source.prefix,
         bucket=False,  # examples keep the order, and so the numbers, that the caller's own batches would have
     )
     return batches
 
 
-def exam_of(source: Source, loaded: Loaded, evaluation: Any, *, limit: int | None = None) -> Exam:
-    """The rows to score this model and its pruned copies on; a known task's dev split where no file is given."""
+def exam_of(
+    source: Source,
+    loaded: Loaded,
+    evaluation: Any,
+    *,
+    limit: int | None = None,
+    teacher: PreTrainedModel | Literal["loaded"] | None = "loaded",
+) -> Exam:
+    """The rows to score this model and its pruned copies on; a known task's dev split where no file is given.
+
+    teacher  of encoder-decoders: the dense model, to agree with; the one that is loaded, unless that is a pruned one
+    """
     if evaluation is None and loaded.task.hub is None:
         raise DataError(
             f"Nothing to score on: give --eval FILE (the task '{loaded.task.name}' has no dev set of its own)."
@@ -259,6 +278,8 @@ def exam_of(source: Source, loaded: Loaded, evaluation: Any, *, limit: int | Non
         limit=limit,
         metric=source.metric,
         index=index_of(source, loaded.model),
+        prefix=source.prefix,
+        teacher=loaded.model if teacher == "loaded" else teacher,
     )
 
 

@@ -25,6 +25,7 @@ from shearling.engine.targets import with_targets
 from shearling.engine.teacher_states import TeacherStates
 from shearling.engine.warm_up import warm_up
 from shearling.errors import CheckpointError, ConstraintError, DataError, InputError
+from shearling.estimate import Estimate, estimate
 from shearling.latency.meet import checked_table, meet, table_for
 from shearling.methods import Evidence, Method, Repaired, asked, configured, method_of, settings_of
 from shearling.models.digest import weights_digest_of
@@ -88,6 +89,7 @@ class Plan:
     watcher: Watcher | None = None
     why: str = ""  # the sample has the size it has
     states: TeacherStates | None = None  # kept for further budgets; None where only one is to come
+    expected: Estimate | None = None  # what the run was said to take
 
     @fail_together()
     def prune(
@@ -127,7 +129,7 @@ class Plan:
         teacher = self.structure
         step = checked_multiple(multiple_of)
         limits = constraint.limits(teacher, self.lengths)
-        extra: dict[str, Any] = {}
+        extra: dict[str, Any] = {} if self.expected is None else {"estimate": self.expected.to_json()}
         warnings: list[str] = []
         if constraint.latency is None:
             kept, student = self._cut(limits, step or self._step, stages)
@@ -142,7 +144,7 @@ class Plan:
                 stages=stages,
             )
             kept, student, warnings = met.kept, met.student, met.warnings
-            limits, extra = [*limits, *met.limits], {"latency": met.record}
+            limits, extra = [*limits, *met.limits], extra | {"latency": met.record}
         with stages("check"):
             check_cut(teacher, student, kept, self.sample)
         student, repairs = self._repair(student, kept, stages)
@@ -333,6 +335,8 @@ def _measure(
     first = sample
     if samples == "auto" and limits and device_of(model).type == "cpu":
         first = sample.drawn(method.first_look(structure, sample), seed)
+    expected = estimate(structure, first, lengths, min((limit.ratio for limit in limits), default=1.0))
+    stages.say(str(expected))
     evidence, why = look(first), ""
     if first is not sample:
         why = method.enough(evidence, structure, limits, lengths)
@@ -344,7 +348,9 @@ def _measure(
             f"the sample has only {first.examples} examples; 2,048 are good, below {FEW} results vary a lot"
         )
     evidence = method.finished(evidence)
-    return Plan(structure, first, method, evidence, seed, lengths, stages.seconds, warnings, watcher, why)
+    return Plan(
+        structure, first, method, evidence, seed, lengths, stages.seconds, warnings, watcher, why, expected=expected
+    )  # fmt: skip
 
 
 @fail_together()

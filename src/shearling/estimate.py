@@ -1,4 +1,4 @@
-"""What a run will take, before it begins: memory from the shapes, time from them and from the speed of this machine.
+"""What a run will take, before it begins: memory from the shapes, time from one timed pass and the speed of products.
 
 The counts follow the stages of `surgeon`: measure (forward, backward, Gram matrices), order (float64), refit (both
 models layer by layer, Gram matrices, a solve in float64). Other methods need less of both.
@@ -14,14 +14,16 @@ from typing import Any
 import torch
 
 from shearling.costs import count_macs
-from shearling.engine.hooks import device_of
-from shearling.engine.memory import BACKWARD_TOKENS, FORWARD_TOKENS, LOGITS, logits_per_token
+from shearling.engine.hooks import device_of, frozen, run
+from shearling.engine.memory import BACKWARD_TOKENS, FORWARD_TOKENS, LOGITS, cut_batches, logits_per_token
 from shearling.engine.recompute import MOST, kept_bytes
 from shearling.models.structure import Structure
+from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
 
 LIBRARIES = 4 * 10**8  # bytes of Python, torch and transformers themselves
-BESIDE_PRODUCTS = 1.25  # time of all that is no matrix product: norms, activations, copies
+BACKWARD = 2.3  # forward passes that one forward and backward without gradients of weights take
+TEACHER, STUDENT = 1.2, 2.0  # passes through the layers of each model in the refit
 TRIALS = 3
 
 
@@ -80,21 +82,29 @@ def _memory(structure: Structure, sample: Sample, ratio: float, weights: int, st
 
 
 def _seconds(structure: Structure, sample: Sample, lengths: Sequence[float], ratio: float) -> float:
-    """Multiply-accumulates of every stage, at the speed of products on this machine."""
-    dtype, examples = structure.model.dtype, sample.examples
-    own, single, double = (_speed(kind) for kind in (dtype, torch.float32, torch.float64))
-    layers = count_macs(structure, lengths) * examples
-    longest = max(int(group.tokens.max()) for group in sample.groups)
-    again = kept_bytes(structure, longest) > MOST
-    head = logits_per_token(structure.model) * structure.sublayers[-1].weight.shape[0] * lengths[-1] * examples
-    runs = (3 if again else 2) * layers + 2 * head + (1 + 1.8 * ratio) * layers
+    """Passes over the sample by a timed one; sums and solves by their products and the speed of these here."""
+    batches = cut_batches(sample, device_of(structure.model), backward=True, logits=logits_per_token(structure.model))
+    forward = _forward(structure, batches[len(batches) // 2]) * len(batches)
+    layers = count_macs(structure, lengths)
+    head = logits_per_token(structure.model) * int(structure.sublayers[-1].weight.shape[0]) * lengths[-1]
+    tokens = max(batch.inputs["input_ids"].numel() if "input_ids" in batch.inputs else 0 for batch in batches)
+    again = kept_bytes(structure, tokens) > MOST
+    passes = BACKWARD + again + layers / (layers + head) * (TEACHER + STUDENT * ratio)
     sums = solves = 0.0
     for s, length in zip(structure.sublayers, lengths, strict=True):
-        tokens, n, D = examples * length * s.repeats, s.units * s.width, int(s.weight.shape[0])
+        rows, n, D = sample.examples * length * s.repeats, s.units * s.width, int(s.weight.shape[0])
         left = ratio * n
-        sums += tokens * (0.6 * n**2 + D**2 + 0.6 * left**2 + left * D + 2 * D**2)
+        sums += rows * (0.6 * n**2 + D**2 + 0.6 * left**2 + left * D + 2 * D**2)
         solves += 2.2 * n**3 + n**2 * D + left**3 / 3 + 6 * left**2 * D + 6 * D**3
-    return BESIDE_PRODUCTS * (runs / own + sums / single + solves / double)
+    return forward * passes + sums / _speed(torch.float32) + solves / _speed(torch.float64)
+
+
+def _forward(structure: Structure, batch: Batch) -> float:
+    """Seconds of one forward pass over a batch."""
+    with frozen(structure.model), torch.inference_mode():
+        began = time.perf_counter()
+        run(structure.model, batch)
+        return time.perf_counter() - began
 
 
 def _speed(dtype: torch.dtype) -> float:

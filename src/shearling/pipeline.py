@@ -16,12 +16,12 @@ from shearling.checkpoint.plan import read_plan, write_plan
 from shearling.checkpoint.save import save
 from shearling.costs import Constraint, Limit, count_macs, count_params, parameters, sequence_lengths, whole_macs
 from shearling.engine.agreement import Agreement, Answers, agreement, answers, held_out
+from shearling.engine.decoder import with_targets
 from shearling.engine.distributed import fail_together, on_first, rank_and_world
 from shearling.engine.hooks import device_of
 from shearling.engine.memory import with_smaller_batches
 from shearling.engine.precision import used_precision
 from shearling.engine.progress import Stages, Watcher
-from shearling.engine.targets import with_targets
 from shearling.engine.teacher_states import TeacherStates
 from shearling.engine.warm_up import warm_up
 from shearling.errors import CheckpointError, ConstraintError, DataError, InputError

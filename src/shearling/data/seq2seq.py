@@ -12,8 +12,8 @@ import torch
 from shearling.data.batches import Tensors, Tokenized
 from shearling.data.columns import read_texts
 from shearling.data.rows import Rows
+from shearling.engine.decoder import shifted, target_of, write
 from shearling.engine.hooks import device_of
-from shearling.engine.targets import shifted, target_of, write
 from shearling.errors import DataError, ModelError
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from shearling.data.encoder import Labels, make_encoder
 from shearling.data.retrieval import first_queries
 from shearling.data.rows import as_rows
 from shearling.data.tasks import Task, check_head, find_task, infer_task
+from shearling.engine.decoder import write
 from shearling.engine.hooks import device_of, frozen
 from shearling.engine.progress import Progress
-from shearling.engine.targets import write
 from shearling.errors import DataError, InputError, ModelError
 from shearling.evaluation.scores import Evaluation as Evaluation
 from shearling.evaluation.scores import OutputReader, Predict, Questions, Writer, next_tokens, score

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from families import tiny_batches, tiny_model
-from shearling.engine.targets import shifted, target_of, with_targets, write
+from shearling.engine.decoder import shifted, target_of, with_targets, write
 from shearling.sample.read import accepted_by, sample_of
 
 

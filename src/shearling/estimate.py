@@ -24,6 +24,7 @@ from shearling.sample.sample import Sample
 LIBRARIES = 4 * 10**8  # bytes of Python, torch and transformers themselves
 BACKWARD = 2.3  # forward passes that one forward and backward without gradients of weights take
 TEACHER, STUDENT = 1.2, 2.0  # passes through the layers of each model in the refit
+CHECKS = 2  # batches more: a few examples for the checks, those held out for the agreement
 TRIALS = 3
 
 
@@ -62,7 +63,7 @@ def estimate(structure: Structure, sample: Sample, lengths: Sequence[float], rat
 
 
 def _memory(structure: Structure, sample: Sample, ratio: float, weights: int, statistics: int) -> int:
-    """The largest of the stages: measure, order, refit."""
+    """The largest of the stages: measure, order, refit, check."""
     longest = max(int(group.tokens.max()) for group in sample.groups)
     width = logits_per_token(structure.model)
     tokens = max(longest, min(BACKWARD_TOKENS["cpu"], LOGITS["cpu"] // width if width else BACKWARD_TOKENS["cpu"]))
@@ -78,13 +79,15 @@ def _memory(structure: Structure, sample: Sample, ratio: float, weights: int, st
     inner = 4 * 3 * min(FORWARD_TOKENS["cpu"], sample.examples * longest) * widest  # inside one layer
     left = int(ratio * widest)
     refitting = int(ratio * weights) + states + inner + (2 * 4 + 6 * 8) * left**2
-    return LIBRARIES + weights + max(measuring, ordering, refitting)
+    checking = int(ratio * weights) + 16 * tokens * width  # the logits of both models, and their difference
+    return LIBRARIES + weights + max(measuring, ordering, refitting, checking)
 
 
 def _seconds(structure: Structure, sample: Sample, lengths: Sequence[float], ratio: float) -> float:
     """Passes over the sample by a timed one; sums and solves by their products and the speed of these here."""
     batches = cut_batches(sample, device_of(structure.model), backward=True, logits=logits_per_token(structure.model))
-    forward = _forward(structure, batches[len(batches) // 2]) * len(batches)
+    one = _forward(structure, batches[len(batches) // 2])
+    forward = one * (len(batches) + CHECKS)
     layers = count_macs(structure, lengths)
     head = logits_per_token(structure.model) * int(structure.sublayers[-1].weight.shape[0]) * lengths[-1]
     tokens = max(batch.inputs["input_ids"].numel() if "input_ids" in batch.inputs else 0 for batch in batches)

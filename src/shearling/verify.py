@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from shearling.costs import Limit
 from shearling.engine.hooks import device_of, frozen, masked, run
+from shearling.engine.memory import LOGITS, logits_per_token
 from shearling.engine.precision import kernels
 from shearling.errors import CheckFailed, DataError, InputError, ModelError
 from shearling.models.offloaded import with_all_weights
 from shearling.models.structure import Structure, structure_of
 from shearling.models.sublayer import columns_of
+from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
 
 if TYPE_CHECKING:
@@ -126,9 +128,17 @@ def _repaired(teacher: Structure, student: Structure, kept: Sequence[Tensor]) ->
         yield
 
 
+def _some(structure: Structure, sample: Sample) -> Batch:
+    """A few examples; of a language model, no more than its logits leave room for, one at least."""
+    batch = sample.some(EXAMPLES)
+    width = logits_per_token(structure.model)
+    tokens = max(t.shape[1] for t in batch.inputs.values() if t.dim() > 1) if width else 0
+    return batch if not tokens else sample.some(max(1, min(EXAMPLES, LOGITS["cpu"] // (width * tokens))))
+
+
 def _difference(teacher: Structure, student: Structure, sample: Sample, masks: AbstractContextManager[None]) -> float:
     """The largest, relative to the largest value; raises where it is more than the dtype explains."""
-    batch = sample.some(EXAMPLES)
+    batch = _some(teacher, sample)
     with frozen(teacher.model), frozen(student.model), torch.inference_mode(), kernels("float32"):
         small = _values(run(student.model, batch.to(device_of(student.model))))
         with masks:
@@ -136,8 +146,9 @@ def _difference(teacher: Structure, student: Structure, sample: Sample, masks: A
     worst = 0.0
     for name, value in small.items():
         scale = full[name].float().abs().max().clamp_min(1e-6)
-        difference = (value.float() - full[name].float().to(value.device)).abs().max() / scale.to(value.device)
-        worst = max(worst, float(difference.nan_to_num(nan=torch.inf)))
+        for one, other in zip(value, full[name].to(value.device), strict=True):  # rows: logits may be large
+            difference = (one.float() - other.float()).abs().max() / scale.to(value.device)
+            worst = max(worst, float(difference.nan_to_num(nan=torch.inf)))
     if not worst <= TOLERANCE.get(student.model.dtype, 1e-3):
         raise CheckFailed(
             f"The shrunk model's outputs differ from the masked model's by {worst:.3g} (relative). Nothing was saved; "

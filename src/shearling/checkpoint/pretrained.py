@@ -18,6 +18,7 @@ from shearling.errors import ModelError, ShearlingError
 from shearling.files import RECORD
 from shearling.models.pooling import Pooling
 from shearling.models.structure import check_supported
+from shearling.sample.read import reads_targets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -62,7 +63,7 @@ def load_model(
         )
     if record is not None:
         check_weights(model, set(), record, path)
-    if bare:
+    if bare and not reads_targets(model):  # T5's class with a language head is its own base model
         attach_pooling(model, given, pooling)
     loaded: PreTrainedModel = model.eval().to(named_device(device))
     return loaded

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
+logger = logging.getLogger("shearling")
 Progress = Callable[[int, int], None]  # (done, total)
 Watcher = Callable[[str, int, int], None]  # (stage, done, total)
 
@@ -30,6 +32,10 @@ class Stages:
     def __init__(self, watcher: Watcher | None = None) -> None:
         self.seconds: dict[str, float] = {}
         self._watcher = watcher
+
+    def say(self, words: str) -> None:
+        """A remark for whoever watches: beside the bars where there are some, else in the log."""
+        getattr(self._watcher, "say", logger.info)(words)
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[Progress]:

@@ -156,28 +156,37 @@ SPEECH_PRE_LN = (
 )
 
 
-def fairseq(*, pre_norm: bool) -> tuple[Part, Part]:
-    """The layers of BART, Whisper and OPT, whose FFN has no module of its own."""
-    first, second = ("self_attn_layer_norm", "final_layer_norm") if pre_norm else ("", "")
-    heads = _attention("self_attn", _QKV, "out_proj", residual=first)
-    return heads, Part("filters", core="fc1", inputs=("fc1",), out="fc2", residual=second)
+def fairseq(*, pre_norm: bool, across: bool = False) -> tuple[Part, ...]:
+    """The layers of BART, Whisper and OPT, whose FFN has no module of its own; a decoder's may attend across."""
+
+    def norm(name: str) -> str:
+        return f"{name}_layer_norm" if pre_norm else ""
+
+    heads = _attention("self_attn", _QKV, "out_proj", residual=norm("self_attn"))
+    cross = replace(_attention("encoder_attn", _QKV, "out_proj", residual=norm("encoder_attn")), across=True)
+    ffn = Part("filters", core="fc1", inputs=("fc1",), out="fc2", residual=norm("final"))
+    return (heads, cross, ffn) if across else (heads, ffn)
 
 
-def t5(ffn: int) -> tuple[Part, Part]:
-    """The layers of T5; `ffn` is where the FFN stands among a layer's sublayers."""
-    pick = Pick("position_bias", made_by="compute_bias", returned=1)
-    counters = ("n_heads", "inner_dim")
-    return (
-        _attention(
-            "layer.0.SelfAttention",
-            "q k v",
-            "o",
-            residual="layer.0.layer_norm",
-            returns=3,
-            counters=counters,
-            pick=pick,
-        ),
-        _mlp(f"layer.{ffn}.DenseReluDense", "wi wi_0 wi_1", "wo", residual=f"layer.{ffn}.layer_norm"),
+def t5(*, across: bool = False) -> tuple[Part, ...]:
+    """The layers of T5's encoder, or those of its decoder, which also attend across."""
+    heads = _t5_heads("layer.0.SelfAttention", Pick("position_bias", made_by="compute_bias", returned=1))
+    # The bias of cross-attention is all zeros, but has a slice for every head.
+    cross = replace(_t5_heads("layer.1.EncDecAttention", Pick("position_bias", returned=1)), across=True)
+    place = f"layer.{2 if across else 1}"
+    ffn = _mlp(f"{place}.DenseReluDense", "wi wi_0 wi_1", "wo", residual=f"{place}.layer_norm")
+    return (heads, cross, ffn) if across else (heads, ffn)
+
+
+def _t5_heads(core: str, pick: Pick) -> Part:
+    return _attention(
+        core,
+        "q k v",
+        "o",
+        residual=f"{core.rpartition('.')[0]}.layer_norm",
+        returns=3,
+        counters=("n_heads", "inner_dim"),
+        pick=pick,
     )
 
 
@@ -241,6 +250,14 @@ GPT_NEO = (
 NOMIC = tuple(replace(part, residual="") for part in LLAMA)
 MOONSHINE_HEADS = replace(LLAMA_HEADS, counters=("self_attn.config.num_key_value_heads",))
 MOONSHINE = (MOONSHINE_HEADS, _mlp("mlp", "fc1", "fc2", residual="post_attention_layernorm"))
-MOONSHINE_DECODER = (MOONSHINE_HEADS, _mlp("mlp", Fused("fc1", 2), "fc2", residual="final_layernorm"))
+MOONSHINE_DECODER = (
+    MOONSHINE_HEADS,
+    replace(
+        _attention("encoder_attn", _QKV, "o_proj", residual="post_attention_layernorm", counters=()),
+        counters=("encoder_attn.config.num_key_value_heads",),
+        across=True,
+    ),
+    _mlp("mlp", Fused("fc1", 2), "fc2", residual="final_layernorm"),
+)
 _COHERE_HEADS = replace(LLAMA_HEADS, own=(Along("self_attn.q_norm.weight"), Along("self_attn.k_norm.weight")))
 COHERE = beside((_COHERE_HEADS, LLAMA[1]))

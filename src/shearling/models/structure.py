@@ -101,7 +101,7 @@ class Structure:
         for layer in (layer for stack in self.stacks for layer in stack.sublayers):
             units: Counter[str] = Counter()
             for sublayer in layer:  # there may be several FFNs in it
-                units[sublayer.kind] += sublayer.units
+                units[sublayer.unit] += sublayer.units
             found.append(dict(units))
         return found
 
@@ -178,7 +178,7 @@ def _stack(row: StackRow, layers: tuple[nn.Module, ...], config: Any, base: nn.M
 
 def _floor(sublayer: Sublayer, keep: int) -> int:
     """What must stay, as far as it is still there."""
-    wanted = max(sublayer.part.floor, keep if sublayer.kind == "heads" else 0)
+    wanted = max(sublayer.part.floor, keep if sublayer.unit == "heads" else 0)
     return min(wanted, sublayer.units)
 
 

@@ -28,6 +28,7 @@ AXES = {
     ),
     "decoder_attention_mask": ("decoder_input_ids", "decoder_inputs_embeds", "decoder_position_ids", "labels"),
 }  # fmt: skip
+MASK = "decoder_attention_mask"
 POSITIONS = ("start_positions", "end_positions")  # they count tokens from the left, padding included
 STREAMED = 16  # of a stream of unknown length, at most so many times the examples that are used are read
 DRAWN_AT_ONCE = 256  # examples that a loader's collate function is given
@@ -40,11 +41,13 @@ class Accepted:
     names    the inputs its forward names; empty where it names none and takes whatever comes
     pad      the token that fills a batch
     batches  whether examples may share a batch (a head that looks for padding needs a padding token)
+    targets  whether labels are the text that a decoder is to write: they have a length of their own
     """
 
     names: frozenset[str] = frozenset()
     pad: int = 0
     batches: bool = True
+    targets: bool = False
 
     def wants(self, name: str) -> bool:
         """Whether an input of this name is of use."""
@@ -62,7 +65,15 @@ def accepted_by(model: Any) -> Accepted:
         frozenset(parameter.name for parameter in named if parameter.kind in kinds),
         pad if isinstance(pad, int) and pad >= 0 else 0,
         batches=not decodes,
+        targets=reads_targets(model),
     )
+
+
+def reads_targets(model: Any) -> bool:
+    """Whether the model writes text with a decoder that reads what is there already (T5, BART, Marian)."""
+    if not getattr(model.config, "is_encoder_decoder", False) or not model.can_generate():
+        return False
+    return "decoder_input_ids" in inspect.signature(model.forward).parameters
 
 
 def sample_of(data: Any, *, limit: int | None = None, accepted: Accepted | None = None, seed: int = 0) -> Sample:
@@ -164,6 +175,8 @@ class _Reader:
                 continue  # a flag such as `return_loss`: about the call, not about an example
             tensor = _host(value, key, number)
             found["labels" if key == "label" else key] = tensor[None] if row else tensor
+        if self.accepted.targets and MASK not in found and _dimensions(found.get("labels")) == 2:
+            found[MASK] = (found["labels"] != IGNORED).long()
         if not found.keys() - set(LABELS):
             names = sorted(self.accepted.names - set(LABELS))
             takes = f"; the model takes {names}" if names else ""

@@ -137,6 +137,14 @@ class Sample:
             return None
         return sum(column.values.numel() for column in ids if column is not None) / self.examples
 
+    @property
+    def mean_lengths(self) -> dict[str, float]:
+        """Mean number of real tokens of an example by input, as far as masks and token ids tell."""
+        found = {"input_ids": self.mean_length}
+        if all("decoder_attention_mask" in group.columns for group in self.groups):
+            found["decoder_input_ids"] = self.mean_total("decoder_attention_mask")
+        return {name: length for name, length in found.items() if length is not None}
+
     def mean_total(self, name: str) -> float:
         """The sum of an input over an example, on average: of a mask, the number of real tokens."""
         return sum(int(group.columns[name].values.sum()) for group in self.groups) / self.examples

@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shearling.checkpoint.load import read_record
+from shearling.checkpoint.pretrained import load_model
 from shearling.checkpoint.record import add_evaluation, base_of
 from shearling.engine.progress import Watcher
 from shearling.errors import DataError, ShearlingError
 from shearling.evaluation.exam import Evaluation
 from shearling.workflows.progress import ProgressLike, watching
 from shearling.workflows.pruning import take
-from shearling.workflows.source import Source, check_early, exam_of, open_source, quiet
+from shearling.workflows.source import Loaded, Source, check_early, exam_of, open_source, quiet
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from shearling.workflows.given import Data
 
 _log = logging.getLogger(__name__)
@@ -33,6 +36,7 @@ def evaluate(
     metric: str | None = None,
     index: str | None = None,
     pooling: str | None = None,
+    prefix: str | None = None,
     text_columns: Sequence[str] | None = None,
     label_column: str | None = None,
     limit: int | None = None,
@@ -53,6 +57,7 @@ def evaluate(
     metric      one of the task's others, such as r@1
     index       retrieval: who embeds the passages; `dense`, or a directory. By default the model scored
     pooling     of an embedding model whose files do not say it: mean, cls, last, max, weighted_mean
+    prefix      of an encoder-decoder's sources, such as "summarize: "; by default that of its configuration
     text_columns, label_column  where the texts and labels are, if the task does not tell
     limit       score on the first `limit` rows only
     max_length  cut texts to this many tokens
@@ -65,6 +70,7 @@ def evaluate(
     source = Source(
         model, data, task, text_columns, label_column, max_length, batch_size, device=device, dtype=dtype,
         trust_remote_code=trust_remote_code, metric=metric, index=index, pooling=pooling, tokenizer=tokenizer,
+        prefix=prefix,
     )  # fmt: skip
     with watching(progress) as watcher:
         return evaluate_source(source, limit=limit, compiled=compile, watcher=watcher)
@@ -78,7 +84,14 @@ def evaluate_source(
     loaded = open_source(source, watcher=watcher or quiet)
     if source.index == "dense":
         source = replace(source, index=_original(source.name))
-    return take(exam_of(source, loaded, source.data, limit=limit), loaded.model, watcher, compiled=compiled)
+    exam = exam_of(source, loaded, source.data, limit=limit, teacher=_teacher(source, loaded))
+    return take(exam, loaded.model, watcher, compiled=compiled)
+
+
+def _teacher(source: Source, loaded: Loaded) -> PreTrainedModel | None:
+    """The dense model of a pruned encoder-decoder, where its record says where that is; the other tasks need none."""
+    base = base_of(Path(source.name)) if loaded.task.kind == "seq2seq" and source.name else None
+    return None if base is None else load_model(base, **source.loading)
 
 
 def _original(name: str) -> str:

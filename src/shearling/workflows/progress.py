@@ -74,7 +74,7 @@ class _Lines:
     """One line for every stage that is done, and for every point of a sweep."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
-        self._write = write
+        self._write = self.say = write
         self._began: dict[str, float] = {}
         self._points: dict[str, int] = {}
 
@@ -121,6 +121,7 @@ def _bars() -> Iterator[Watcher]:
                 shown = stage
             progress.update(current, completed=done, total=total)
 
+        watch.say = progress.console.print  # type: ignore[attr-defined]
         yield watch
 
 

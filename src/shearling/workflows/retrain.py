@@ -88,10 +88,11 @@ def _read(
         loaded.task,
         model.config,
         max_length=source.max_length,
-        labels="ignore" if loaded.task.kind == "embedding" else "require",
+        labels="ignore" if loaded.task.head == "embedding" else "require",
         text_columns=source.text_columns,
         label_column=source.label_column,
         seed=seed,
+        model=model,
     )
     exam = None if evaluation is None else exam_of(source, loaded, evaluation, limit=limit)
     return loaded.task, encoder, load_rows(source.data, loaded.task), exam

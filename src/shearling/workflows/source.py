@@ -6,17 +6,19 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from shearling.checkpoint.pretrained import check_prunable, load_model, load_reader, named_device
+from shearling.checkpoint.pretrained import check_prunable, load_model, named_device
 from shearling.checkpoint.sentence import attach_pooling
 from shearling.data import Rows, as_rows, encode, find_task, infer_task, load_rows, read_rows
+from shearling.data.images import ImageOptions, reader_of
 from shearling.engine.progress import Watcher
 from shearling.errors import DataError, InputError, ModelError
 from shearling.evaluation.exam import Exam, make_exam
 from shearling.integrations.sentence_transformers import is_sentence_model, transformer_of
 from shearling.methods import Method
 from shearling.models.pooling import pooling_of
+from shearling.sample.read import reads_targets
 from shearling.verify import Samples, checked_samples
 from shearling.workflows.given import is_text, is_transformer, needs_reading
 
@@ -41,6 +43,8 @@ class Source:
     index       of a search: `dense`, or a model that embeds the passages; else the model scored
     pooling     of an embedding model, where its files do not say it
     tokenizer   the one that lies beside the model, unless given
+    prefix      of an encoder-decoder's sources; that of its configuration, unless given
+    images      size, mean and deviation of images, where no processor lies beside the model
     """
 
     model: Any
@@ -60,6 +64,8 @@ class Source:
     index: str | None = None
     pooling: str | None = None
     tokenizer: Any = None
+    prefix: str | None = None
+    images: ImageOptions | None = None
 
     @property
     def name(self) -> str:
@@ -156,7 +162,8 @@ def open_source(source: Source, *, reads: bool = True, watcher: Watcher = quiet)
         model, sentence = transformer_of(given), given
     elif is_transformer(given):
         model = given
-        if model.base_model is model and (source.pooling or needs_reading(source.data)):
+        embeds = model.base_model is model and not reads_targets(model)
+        if embeds and (source.pooling or needs_reading(source.data)):
             attach_pooling(model, source.name, source.pooling)
     else:
         raise ModelError(
@@ -180,7 +187,7 @@ def reader_for(source: Source, model: PreTrainedModel, sentence: Any = None) -> 
             "(its name_or_path is empty). Give one: tokenizer=..."
         )
     try:
-        return load_reader(source.name, model, trust_remote_code=source.trust_remote_code)
+        return reader_of(source.name, model, source.images, trust_remote_code=source.trust_remote_code)
     except ModelError as error:
         if isinstance(source.model, (str, os.PathLike)):
             raise
@@ -228,13 +235,25 @@ def draw(source: Source, loaded: Loaded, *, labels: Labels) -> Any:
         text_columns=source.text_columns or _text_columns(source.data),
         label_column=source.label_column,
         pooling=pooling_of(loaded.model),
+        model=loaded.model,
+        prefix=source.prefix,
         bucket=False,  # examples keep the order, and so the numbers, that the caller's own batches would have
     )
     return batches
 
 
-def exam_of(source: Source, loaded: Loaded, evaluation: Any, *, limit: int | None = None) -> Exam:
-    """The rows to score this model and its pruned copies on; a known task's dev split where no file is given."""
+def exam_of(
+    source: Source,
+    loaded: Loaded,
+    evaluation: Any,
+    *,
+    limit: int | None = None,
+    teacher: PreTrainedModel | Literal["loaded"] | None = "loaded",
+) -> Exam:
+    """The rows to score this model and its pruned copies on; a known task's dev split where no file is given.
+
+    teacher  of encoder-decoders: the dense model, to agree with; the one that is loaded, unless that is a pruned one
+    """
     if evaluation is None and loaded.task.hub is None:
         raise DataError(
             f"Nothing to score on: give --eval FILE (the task '{loaded.task.name}' has no dev set of its own)."
@@ -254,6 +273,8 @@ def exam_of(source: Source, loaded: Loaded, evaluation: Any, *, limit: int | Non
         limit=limit,
         metric=source.metric,
         index=index,
+        prefix=source.prefix,
+        teacher=loaded.model if teacher == "loaded" else teacher,
     )
 
 

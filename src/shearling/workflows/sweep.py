@@ -62,6 +62,7 @@ def sweep(
     metric: str | None = None,
     index: str | None = None,
     pooling: str | None = None,
+    prefix: str | None = None,
     text_columns: Sequence[str] | None = None,
     label_column: str | None = None,
     max_length: int | None = None,
@@ -99,7 +100,7 @@ def sweep(
     )
     source = Source(
         model, data, task, text_columns, label_column, max_length, batch_size, samples, grid.seeds[0], device, dtype,
-        trust_remote_code, length, metric, index, pooling, tokenizer,
+        trust_remote_code, length, metric, index, pooling, tokenizer, prefix,
     )  # fmt: skip
     with watching(progress) as watcher:
         return sweep_source(
@@ -203,7 +204,7 @@ def _finish(store: Store, skipped: list[dict[str, Any]], source: Source) -> dict
 
 def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[str, Any]:
     """All that a point depends on besides its method, budget and seed."""
-    given = {"metric": source.metric, "index": source.index, "pooling": source.pooling}
+    given = {"metric": source.metric, "index": source.index, "pooling": source.pooling, "prefix": source.prefix}
     return {name: value for name, value in given.items() if value is not None} | {
         "model": source.name,
         "weights": weights_digest_of(loaded.model) if folder_of(source) is None else weights_digest(source.name),

@@ -13,12 +13,11 @@ import torch.nn.functional as F
 import transformers
 
 import shearling
-from data.tiny import build, t5_config, t5_tokenizer
+from data.tiny import build, evaluate, t5_config, t5_tokenizer
 from shearling.cli import run
 from shearling.data import Rows, encode, find_task, infer_task
 from shearling.data.seq2seq import find_pair, flattened, prefix_of
 from shearling.errors import DataError, InputError
-from shearling.evaluation.exam import evaluate
 
 SOURCES = ["the film was good", "anna lives in paris", "who was in the city ?", "a bad river , not a walk ."]
 TARGETS = ["good film", "paris", "anna .", "not bad and not good"]

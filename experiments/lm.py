@@ -32,7 +32,18 @@ from rivals import RIVALS, Subject
 from rivals.subject import Unsuited
 
 SHARES = (0.8, 0.7, 0.9, 0.5)  # the most telling first
-METHODS = ("surgeon", "flap", "replaceme", "shortgpt", "wanda-sp", "taylor", "paper", "slicegpt", "magnitude")
+METHODS = (
+    "surgeon",
+    "flap",
+    "replaceme",
+    "shortgpt",
+    "wanda-sp",
+    "taylor",
+    "paper",
+    "slicegpt",
+    "magnitude",
+    "surgeon+polish",
+)
 
 Row = dict[str, Any]
 
@@ -66,6 +77,8 @@ def point(subject: Subject, tokens: Any, method: str, share: float, limit: int |
         student = subject.model if method == "dense" else pruned(subject, method, share)
     except Unsuited as reason:
         return {"note": str(reason)}
+    except RuntimeError as error:  # such as running out of memory: the other points are still worth having
+        return {"note": f"failed: {str(error).splitlines()[0]}"}
     _wait(subject.device)
     seconds = time.perf_counter() - began
     peak = _peak(subject.device)

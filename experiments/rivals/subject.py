@@ -121,8 +121,8 @@ def unit_sums(sublayer: Sublayer, value: Callable[[nn.Parameter], Tensor]) -> Te
     for projection in sublayer.inputs:
         weight = value(projection.module.weight)  # type: ignore[arg-type]
         rows = (weight.T if is_transposed(projection.module) else weight).sum(1)
-        for unit in range(sublayer.units):
-            total[unit] += rows[projection.rows_of(torch.tensor([unit]), sublayer.units).to(rows.device)].sum()
+        for block in rows.split([sublayer.units * count for count in projection.rows]):
+            total += block.view(sublayer.units, -1).sum(1)
     return total
 
 

@@ -21,12 +21,18 @@ import lm_exam
 import lm_pack
 from lm_variants import variant_of
 from rivals import RIVALS, Subject
-from rivals.subject import Unsuited, uniform_counts
+from rivals.subject import Unsuited, uniform_counts, unit_sums
+
+from shearling.models.shrink import shrink
+from shearling.models.structure import structure_of
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
 }  # fmt: skip
+
+
+OURS = ("surgeon", "surgeon+polish", "paper", "surgeon:rounds=2,polish=2", "surgeon:ridge=0.001,realign=0")
 
 
 def llama() -> Any:
@@ -62,7 +68,6 @@ def tokens_of(items: int = 6) -> dict[str, Any]:
         "choice_tokens": rng.integers(0, 64, lengths.sum()),
         "choice_length": lengths,
         "choice_answer": rng.integers(1, 4, 4 * items),
-        "choice_characters": rng.integers(1, 9, 4 * items),
         "choice_right": rng.integers(0, 4, items),
     }
 
@@ -120,7 +125,7 @@ def test_choices_are_scored_as_if_one_by_one() -> None:
         with torch.inference_mode():
             logits = model(input_ids=ids[None]).logits[0].log_softmax(-1)
         score = sum(float(logits[at - 1, ids[at]]) for at in range(length - answer, length))
-        found.append(score / tokens["choice_characters"][number])
+        found.append(score)
     for item, correct in enumerate(tokens["choice_right"]):
         right += int(np.argmax(found[4 * item : 4 * item + 4]) == correct)
     with torch.inference_mode():
@@ -186,7 +191,7 @@ def _same_logits(one: Any, other: Any, ids: torch.Tensor) -> None:
         torch.testing.assert_close(one(input_ids=ids).logits, other(input_ids=ids).logits, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("method", ["surgeon", "paper", "surgeon:rounds=2", "surgeon:ridge=0.001"])
+@pytest.mark.parametrize("method", OURS)
 @pytest.mark.parametrize("make", [llama, gemma])
 def test_our_methods_stay_within_the_budget(make: Any, method: str) -> None:
     subject = subject_of(make())
@@ -235,3 +240,18 @@ def test_a_second_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
 
 
 FACTS = {"name": "tiny"}
+
+
+@pytest.mark.parametrize("make", [llama, gemma])
+def test_the_weights_of_a_unit_are_those_that_go_with_it(make: Any) -> None:
+    """With one unit cut out, the sum of all squares falls by what was counted for it."""
+    model = make()
+    sublayers = structure_of(model).sublayers
+    for number in (2, 3):
+        counted = unit_sums(sublayers[number], lambda w: w.detach().square())
+        gone = 1
+        kept = [torch.arange(s.units) for s in sublayers]
+        kept[number] = torch.tensor([u for u in range(sublayers[number].units) if u != gone])
+        both = (model, shrink(model, kept))
+        whole, rest = (sum(float(p.detach().double().square().sum()) for p in m.parameters()) for m in both)
+        assert float(counted[gone]) == pytest.approx(whole - rest, rel=1e-4)

@@ -148,7 +148,7 @@ class Plan:
         student, repairs = self._repair(student, kept, stages)
         with stages("check"):
             difference = self_check(teacher, student, kept, self.sample, limits)
-        polished = self._polish(student, stages)
+        polished = self._polish(student, kept, stages)
         with stages("agreement"):
             alike = on_first(lambda: self._agreement(student))
         report = self._report(student, limits, stages, repairs, difference)
@@ -203,14 +203,21 @@ class Plan:
             alone=world == 1,
         )
 
-    def _polish(self, student: Structure, stages: Stages) -> Polished | None:
+    def _polish(self, student: Structure, kept: list[Tensor], stages: Stages) -> Polished | None:
         """Distil the student from the dense model, where the method asks for it."""
         if self.method.polish == "off":
             return None
         share = count_macs(student, self.lengths) / count_macs(self.structure, self.lengths)
         with stages("polish") as progress:
             found = polish(
-                self.structure, student, self.sample, self.method.polish, share=share, seed=self.seed, progress=progress
+                self.structure,
+                student,
+                self.sample,
+                self.method.polish,
+                share=share,
+                expected_loss=self.method.expected_loss(self.evidence, self.structure, kept, self.lengths),
+                seed=self.seed,
+                progress=progress,
             )
         check_finite(student.model)
         return found
@@ -283,7 +290,7 @@ class Plan:
             model_type=dense.model.config.model_type,
             repairs=repairs,
             check=difference,
-            warnings=[*self.sample.notes, *self.warnings],
+            warnings=[*self.sample.notes, *self.warnings, *self.method.concerns(repairs)],
         )
 
 

@@ -278,7 +278,7 @@ class Distiller:
         rows = torch.arange(min(len(bucket.batch), self._size(bucket, JUDGED)), device=self.device)
         states = bucket.wanted(rows, bucket.pick(rows))
         layers = zip(states.hidden, bucket.real_tokens(rows), strict=True)
-        variances = [_variance(hidden, real).to(self.device) for hidden, real in layers]
+        variances = [variance(hidden, real).to(self.device) for hidden, real in layers]
         return output_scale(self.config, states.outputs), variances
 
 
@@ -291,7 +291,7 @@ def squared_error(found: Tensor, wanted: Tensor, real: Tensor | None) -> Tensor:
     return (error * real).sum() / real.sum().clamp_min(1)
 
 
-def _variance(hidden: Tensor, real: Tensor | None) -> Tensor:
+def variance(hidden: Tensor, real: Tensor | None) -> Tensor:
     """Mean over dimensions of the variance over real tokens; a floor keeps constants from dividing by zero."""
     tokens = hidden.float().flatten(0, 1) if real is None else hidden[real.to(hidden.device)].float()  # [tokens, D]
     spread = tokens.var(0, correction=0).mean()

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import torch
 
-from shearling.engine.agreement import held_out
 from shearling.engine.distil import Distiller, Recipe, trainable
 from shearling.engine.distributed import gathered, rank_and_world
 from shearling.engine.hooks import device_of, frozen
@@ -30,7 +29,7 @@ PASSES = 40  # on a GPU
 FEWEST = 4
 ROOM = 3.0  # dense passes' worth of student passes that a CPU does: about what measuring and refitting take
 OVERHEAD = 0.15  # of a dense pass, in a student's that has no unit left
-WORTH = 0.01  # the judge from which on "auto" polishes
+WORTH = 0.01  # nats an example: the estimated loss from which on "auto" polishes
 PATIENCE = 1.5  # times the seconds asked for, before it ends early
 
 
@@ -81,6 +80,7 @@ def polish(
     setting: Polish,
     *,
     share: float,
+    expected_loss: float | None = None,
     recipe: Recipe | None = None,
     seed: int = 0,
     progress: Progress = silent,
@@ -89,7 +89,11 @@ def polish(
 
     sample  all of it, also where several processes share the work: each takes the same steps
     share   what a pass of the student costs of a dense one; on a CPU, cheaper students get more passes
+    expected_loss  in nats an example, by which "auto" decides; without an estimate it polishes
     """
+    if setting == "auto" and expected_loss is not None and expected_loss < WORTH:
+        why = f"not worth it: the estimated loss, {expected_loss:.2g} nats an example, is below {WORTH:g}"
+        return Polished(None, None, 0, 0.0, sample.examples, why)
     recipe = recipe or Recipe()
     while True:
         try:
@@ -126,12 +130,6 @@ def _polish(
         Observed(teacher, recipe.precision).watched() as dense,
         Observed(student, recipe.precision).watched() as pruned,
     ):
-        judging = held_out(sample) if setting == "auto" else None
-        if judging is not None:
-            before = Distiller(dense, pruned, judging, weights, recipe, seed).before
-            if before < WORTH:
-                why = f"not worth it: the outputs are {before:.2g} from the dense model's, less than {WORTH:g}"
-                return Polished(before, before, 0, time.perf_counter() - began, sample.examples, why)
         distiller = Distiller(dense, pruned, sample, weights, recipe, seed)
         limit = seconds_of(setting)
         passes = _passes(setting, share, device_of(student.model))

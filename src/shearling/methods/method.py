@@ -74,6 +74,10 @@ class Method:
         """Make up for the units that are gone, in place; `states` of the teacher are kept from budget to budget."""
         return []
 
+    def concerns(self, repairs: Sequence[Repaired]) -> list[str]:
+        """What a report has to warn about, given what became of the sublayers."""
+        return []
+
     def first_look(self, structure: Structure, sample: Sample) -> int:
         """How many examples to measure before `enough` is asked, where fewer than all may do."""
         return sample.examples
@@ -83,6 +87,12 @@ class Method:
     ) -> str:
         """Why the examples measured so far will do for these limits; empty where more are wanted."""
         return ""
+
+    def expected_loss(
+        self, evidence: Evidence, structure: Structure, kept: Sequence[Tensor], lengths: Sequence[float]
+    ) -> float | None:
+        """The estimated rise of an example's loss, in nats, with these units kept; None where there is no estimate."""
+        return None
 
     def finished(self, evidence: Evidence) -> Evidence:
         """The evidence without what only further examples would need."""

@@ -113,8 +113,23 @@ class Surgeon(Method):
             counts = self._counts(evidence, structure, limits, 1)
         except ConstraintError:
             return ""
-        loss = expected_loss(evidence, structure, counts, lengths)
+        loss = self._loss(evidence, structure, counts, lengths)
         return f"the estimated loss, {loss:.2g} nats an example, is below {SETTLED:g}" if loss <= SETTLED else ""
+
+    def expected_loss(
+        self, evidence: Evidence, structure: Structure, kept: Sequence[Tensor], lengths: Sequence[float]
+    ) -> float:
+        """By the error curves, at the number of units that stay in each sublayer."""
+        return self._loss(evidence, structure, [len(units) for units in kept], lengths)
+
+    def _loss(self, evidence: Evidence, structure: Structure, counts: Sequence[int], lengths: Sequence[float]) -> float:
+        """An error curve is tr(G dW A dW^T) per token; half of that, times the tokens of an example, is the
+        second-order change of its loss (for classes, of the divergence from the teacher's own prediction)."""
+        losses = (
+            0.5 * length * s.repeats * float(seen.order.error[s.units - count])
+            for seen, s, count, length in zip(evidence, structure.sublayers, counts, lengths, strict=True)
+        )
+        return sum(losses)
 
     def _counts(self, evidence: Evidence, structure: Structure, limits: Sequence[Limit], multiple_of: int) -> list[int]:
         errors = [seen.order.error.numpy()[::-1] for seen in evidence]  # by units kept
@@ -185,16 +200,3 @@ class Surgeon(Method):
                 raise ValueError(f"the order of the {sublayer.name} is damaged; measure again")
             found.append(Ordered(order))
         return found
-
-
-def expected_loss(evidence: Evidence, structure: Structure, counts: Sequence[int], lengths: Sequence[float]) -> float:
-    """The estimated rise of the loss of an example, in nats, with these units kept.
-
-    An error curve is tr(G dW A dW^T) per token; half of that, times the tokens of an example, is the second-order
-    change of its loss (for classes, of the divergence from the teacher's own prediction).
-    """
-    losses = (
-        0.5 * length * s.repeats * float(seen.order.error[s.units - count])
-        for seen, s, count, length in zip(evidence, structure.sublayers, counts, lengths, strict=True)
-    )
-    return sum(losses)

@@ -187,8 +187,11 @@ def _choice_arrays(data: Path, ids: Any, bos: int | None) -> dict[str, NDArray[n
             answers.append(len(answer))
         right.append(correct)
     arrays = {
+        "choice_tokens": tokens,
+        "choice_length": lengths,
+        "choice_answer": answers,
         "choice_right": right,
-    }  # fmt: skip
+    }
     return {name: np.array(values, dtype=np.int32) for name, values in arrays.items()}
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import lzma
 import math
 import sys
 from pathlib import Path
@@ -105,6 +107,35 @@ def test_weights_of_a_quantised_file_are_kept_exactly() -> None:
     assert coded.coding == "affine4"
     assert sum(array.nbytes for array in arrays) * 8 == 5 * values.size
     np.testing.assert_allclose(lm_pack._decode("affine4", arrays).reshape(32, 64), values, atol=1e-5)
+
+
+def test_texts_become_windows_and_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token is a character here; a paragraph with four answers gives a choice for every question."""
+    monkeypatch.setattr(lm_pack, "WINDOW", 10)
+    answers = ["ab", "cd", "ef", "gh"]
+    rows = [{"context": "ab cd ef gh", "question": f"q{a}?", "answers": [{"text": a}]} for a in answers]
+    rows.append({"context": "few", "question": "?", "answers": [{"text": "few"}]})
+    rows.append({"context": "none", "question": "?", "answers": []})
+    for part in ("dev", "train"):
+        with lzma.open(tmp_path / f"squad_v2.{part}.jsonl.xz", "wt") as file:
+            file.write("\n".join(map(json.dumps, rows if part == "dev" else rows[:1])))
+    for part, count in (("valid", 25), ("test", 19)):
+        with lzma.open(tmp_path / f"wikitext2.{part}.txt.xz", "wt") as file:
+            file.write("x" * count)
+    found = lm_pack.texts(lambda text, **options: {"input_ids": [ord(c) for c in text]}, tmp_path, 2)
+
+    assert [found[name].shape for name in ("calibration", "wikitext2", "squad")] == [(2, 10), (2, 10), (2, 10)]
+    assert found["squad"][0].tolist() == [2, *map(ord, "ab cd ef ")]
+    assert len(found["choice_right"]) == 4
+    start = 0
+    for number, length in enumerate(found["choice_length"]):
+        text = "".join(map(chr, found["choice_tokens"][start + 1 : start + length]))
+        start += length
+        prompt, answer = text[: -found["choice_answer"][number]], text[-found["choice_answer"][number] :].strip()
+        assert prompt.startswith("ab cd ef gh\n\nQuestion: q")
+        item, place = divmod(number, 4)
+        assert (f"q{answer}?" in prompt) == (found["choice_right"][item] == place)
+    assert start == len(found["choice_tokens"])
 
 
 def test_perplexity_is_that_of_the_model_s_own_loss() -> None:

@@ -58,6 +58,7 @@ def run(options: argparse.Namespace) -> None:
     done = {_key(row) for row in read(options.out)}
     shares = [float(share) for share in options.shares.split(",")]
     points = [("dense", 1.0), *((method, share) for method in options.methods.split() for share in shares)]
+    at_work = ""
     for method, share in points:
         row = base | {"method": method, "share": share}
         if _key(row) in done:
@@ -65,6 +66,9 @@ def run(options: argparse.Namespace) -> None:
         if time.monotonic() > deadline:
             print(f"out of time before {method} at {share:g}; the same command goes on from here")
             break
+        if (group := method.partition(":")[0] + ":" * (":" in method)) != at_work:
+            subject.measured.clear()  # every method pays for its own measurements; variants share theirs
+            at_work = group
         keep(options.out, row | point(subject, tokens, method, share, options.limit))
     show(options)
 

@@ -30,6 +30,10 @@ def compare(
     metric: o.Metric = None,
     index: o.Index = None,
     pooling: o.Pooling = None,
+    prefix: o.Prefix = None,
+    image_size: o.ImageSize = None,
+    mean: o.Mean = None,
+    std: o.Std = None,
     text_columns: o.TextColumns = None,
     label_column: o.LabelColumn = None,
     limit: o.Limit = None,
@@ -71,6 +75,8 @@ def compare(
             metric=metric,
             index=index,
             pooling=pooling,
+            prefix=prefix,
+            images=o.images(image_size, mean, std),
         )
     if html is not None:
         write_comparison(result.to_json(), html)

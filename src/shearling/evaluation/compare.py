@@ -13,14 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shearling.checkpoint.pretrained import load_model, load_reader
+from shearling.checkpoint.pretrained import load_model
 from shearling.costs import parameters, whole_macs
 from shearling.data import load_rows
+from shearling.data.images import ImageOptions, reader_of
 from shearling.engine.hooks import device_of, frozen
 from shearling.errors import DataError, InputError
 from shearling.evaluation import metrics
 from shearling.evaluation.exam import Exam, make_exam, output_reader, predict
-from shearling.evaluation.scores import OutputReader, score
+from shearling.evaluation.scores import OutputReader, Writer, score
 from shearling.latency.timing import Times, device_name, in_turns
 from shearling.sample.batch import IGNORED, LABELS
 from shearling.sample.read import sample_of
@@ -98,12 +99,16 @@ def compare(
     metric: str | None = None,
     index: str | None = None,
     pooling: str | None = None,
+    prefix: str | None = None,
+    images: ImageOptions | None = None,
 ) -> Comparison:
     """Run both models on the data. Scores need labels; agreement, sizes and times do not.
 
     metric   one of the task's others, such as r@1
     index    of a search: `dense` has the first model embed the passages for both
     pooling  of embedding models, where their files do not say it
+    prefix   of an encoder-decoder's sources; by default that of its configuration
+    images   size, mean and deviation of images, where no processor lies beside the models
     """
     from shearling.data import find_task, infer_task
 
@@ -112,14 +117,16 @@ def compare(
         raise InputError(f"--index {index} is not known here; `dense` has {first} embed the passages for both")
     models = [load_model(n, device=device, trust_remote_code=trust_remote_code, pooling=pooling) for n in names]
     readers = [
-        load_reader(name, model, trust_remote_code=trust_remote_code) for name, model in zip(names, models, strict=True)
+        reader_of(name, model, images, trust_remote_code=trust_remote_code)
+        for name, model in zip(names, models, strict=True)
     ]
     chosen = find_task(task) if task else infer_task(models[0])
     rows = load_rows(data, chosen, split="dev")
     exams = [
         make_exam(
             model, reader, rows, chosen, batch_size=batch_size, max_length=max_length, text_columns=text_columns,
-            label_column=label_column, limit=limit, metric=metric, index=models[0] if index else None,
+            label_column=label_column, limit=limit, metric=metric, index=models[0] if index else None, prefix=prefix,
+            teacher=models[0],
         )
         for model, reader in zip(models, readers, strict=True)
     ]  # fmt: skip
@@ -158,13 +165,16 @@ class _Taken:
         seen: list[Batches] = []
         whole = output_reader(model)
 
-        def run(batches: Batches, read: OutputReader | None) -> Tensor:
+        def run(batches: Batches, read: OutputReader | Writer | None) -> Tensor:
+            progress = None if watcher is None else lambda done, total: watcher(stage, done, total)
+            if isinstance(read, Writer):
+                return predict(model, batches, read=read, device=device_of(model), progress=progress)
+
             def both(outputs: Any, batch: dict[str, Tensor]) -> Tensor:
                 notes.append(choices(outputs, batch, whole).float().cpu())
                 return (read or whole)(outputs, batch)
 
             seen.append(batches)
-            progress = None if watcher is None else lambda done, total: watcher(stage, done, total)
             return predict(model, batches, read=both, device=device_of(model), progress=progress)
 
         try:
@@ -234,7 +244,7 @@ def _typical(batches: Batches) -> dict[str, Tensor]:
 def _macs(model: PreTrainedModel, batches: Batches) -> int:
     """Of one example; images and sound have no tokens to count, and are taken as they are."""
     sample = sample_of(batches)
-    return whole_macs(model, sample.some(1), sample.mean_length or 0.0)
+    return whole_macs(model, sample.some(1), sample.mean_lengths)
 
 
 def _times(models: Sequence[PreTrainedModel], batches: Sequence[dict[str, Tensor]], rounds: int) -> list[Times]:

@@ -20,6 +20,7 @@ def compare(
     metric: str | None = None,
     index: str | None = None,
     pooling: str | None = None,
+    prefix: str | None = None,
     text_columns: Sequence[str] | None = None,
     label_column: str | None = None,
     limit: int | None = None,
@@ -46,5 +47,5 @@ def compare(
             str(first), str(second), None if data is None else str(data), task=task, limit=limit,
             batch_size=batch_size, max_length=max_length, text_columns=text_columns, label_column=label_column,
             device=device, trust_remote_code=trust_remote_code, watcher=watcher, metric=metric, index=index,
-            pooling=pooling,
+            pooling=pooling, prefix=prefix,
         )  # fmt: skip

@@ -25,11 +25,13 @@ from shearling.data import Batches, Rows, encode
 from shearling.engine.hooks import frozen
 from shearling.engine.progress import Watcher
 from shearling.errors import InputError
+from shearling.evaluation.compare import disk_bytes
 from shearling.evaluation.exam import make_exam, predict
 from shearling.files import check_writable
 from shearling.latency.timing import in_turns
 from shearling.models.pooling import pooling_of
 from shearling.pipeline import Pruned, prune
+from shearling.report.record import Cost
 from shearling.workflows.demo_texts import texts
 
 if TYPE_CHECKING:
@@ -97,7 +99,6 @@ class Demo:
     pruned: Pruned
     model: Path
     report: Path
-    sample: int
     held_out: int
     bytes_dense: int
     bytes_pruned: int
@@ -114,7 +115,7 @@ class Demo:
             "held_out": self.held_out,
             "search": asdict(self.search),
             "closeness": asdict(self.closeness),
-            "file_bytes": _before_after(self.bytes_dense, self.bytes_pruned),
+            "file_bytes": Cost(self.bytes_dense, self.bytes_pruned).to_json(),
             "cpu_latency": asdict(self.latency),
             "examples": [asdict(example) for example in self.examples],
             "demo_seconds": self.seconds,
@@ -150,16 +151,18 @@ def demo(
     pruned.save(target, source=folder, force=force)
     student = load_model(str(target), device="cpu")  # what a user would load, not what is still in memory
 
+    progress = None if watcher is None else partial(watcher, "compare")
     runs = ((dense, given.queries), (student, given.queries), (dense, given.passages))
-    before, after, index = (_embeddings(model, batches(some), watcher) for model, some in runs)
+    before, after, index = (
+        F.normalize(predict(model, batches(some), device="cpu", progress=progress), dim=-1) for model, some in runs
+    )
     result = Demo(
         pruned=pruned,
         model=target,
         report=out / "report.md",
-        sample=len(given.sample),
         held_out=len(given.queries),
-        bytes_dense=_weight_bytes(folder),
-        bytes_pruned=_weight_bytes(target),
+        bytes_dense=disk_bytes(str(folder), dense),
+        bytes_pruned=disk_bytes(str(target), student),
         search=search(dense, student, tokenizer, given.queries, given.passages),
         closeness=closeness(before, after, index),
         latency=take_turns(dense, student, batches(given.queries, 1), rounds=ROUNDS),
@@ -194,11 +197,6 @@ def search(
     best = own.take(dense, device="cpu")
     values = [exam.take(student, device="cpu").value for exam in (on_dense, own)]
     return Found(best.metric, best.value, values[0], values[1], len(set(passages)))
-
-
-def _embeddings(model: PreTrainedModel, batches: Batches, watcher: Watcher | None) -> Tensor:
-    progress = None if watcher is None else partial(watcher, "compare")
-    return F.normalize(predict(model, batches, device="cpu", progress=progress), dim=-1)
 
 
 def closeness(before: Tensor, after: Tensor, index: Tensor) -> Closeness:
@@ -247,14 +245,6 @@ def take_turns(dense: PreTrainedModel, student: PreTrainedModel, batches: Batche
     )
 
 
-def _weight_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-
-
-def _before_after(dense: int, pruned: int) -> dict[str, float]:
-    return {"dense": dense, "pruned": pruned, "ratio": pruned / dense}
-
-
 def write_up(result: Demo) -> str:
     """The report as Markdown."""
     table = "\n".join(f"| {name} | {value} |" for name, value in summary(result))
@@ -291,7 +281,6 @@ def summary(result: Demo) -> list[tuple[str, str]]:
             f"{pace.dense_ms:.1f} -> {pace.pruned_ms:.1f} ms: {pace.ratio:.2f}x the speed"
             + (f"; not to be trusted, the machine is busy (± {pace.spread:.0%})" if pace.spread > BUSY else ""),
         ),
-        ("MACs of the layers", f"{report.flops.ratio:.1%} of the original's"),
         ("parameters of the layers", f"{report.params.ratio:.1%}"),
         ("weights on disk", f"{sizes} (the word embeddings are never pruned)"),
         ("cosine to the original", f"{near.cosine_mean:.4f} on average, {near.cosine_worst:.4f} at worst"),

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import warnings
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shearling.checkpoint.pretrained import check_prunable, load_model
-from shearling.engine.progress import Watcher, silent
 from shearling.files import check_file
 from shearling.latency.profile import BUDGET
 from shearling.latency.profile import profile as profile_model
@@ -20,20 +18,6 @@ from shearling.workflows.progress import ProgressLike, watching
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What the model will run on, and how."""
-
-    batch_size: int = 32
-    seq_len: int = 128
-    device: str = "auto"
-    dtype: str | None = None
-    threads: int | None = None
-    runtime: str = "eager"
-    budget: float = BUDGET
-    trust_remote_code: bool = False
 
 
 def profile(
@@ -84,31 +68,13 @@ def profile(
         )
 
 
-def profile_source(
-    model: str,
-    setting: Setting,
-    *,
-    out: Path,
-    picture: Path | None = None,
-    force: bool = False,
-    watcher: Watcher | None = None,
-) -> Table:
-    """Measure a model directory; writes the table, and a picture of it where one is asked for."""
+def profile_source(model: str, *, out: Path, picture: Path | None = None, force: bool = False, **options: Any) -> Table:
+    """Profile a model with the options of `profile`; writes the table, and a picture of it where one is asked for."""
     check_file(out, force=force)
     if picture is not None:
         check_file(picture, force=force)
         check_picture(picture)
-    check_prunable(model, trust_remote_code=setting.trust_remote_code)
-    loaded = load_model(model, device=setting.device, dtype=setting.dtype, trust_remote_code=setting.trust_remote_code)
-    table = profile_model(
-        loaded,
-        batch_size=setting.batch_size,
-        seq_len=setting.seq_len,
-        threads=setting.threads,
-        runtime=setting.runtime,
-        budget=setting.budget,
-        progress=silent if watcher is None else partial(watcher, "profile"),
-    )
+    table = profile(model, **options)
     table.save(out)
     if picture is not None:
         plot(table, picture)

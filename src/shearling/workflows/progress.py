@@ -41,7 +41,7 @@ def watching(progress: ProgressLike = True) -> Iterator[Watcher]:
     """
     if callable(progress):
         yield progress
-    elif not progress or os.environ.get("RANK", "0") != "0":  # one of several processes speaks for all
+    elif not progress or os.environ.get("RANK", "0") != "0":  # of several processes, the first one shows progress
         yield lambda stage, done, total: None
     elif _drawable():
         with _bars() as watch:
@@ -74,7 +74,7 @@ class _Lines:
     """One line for every stage that is done, and for every point of a sweep."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
-        self._write = write
+        self._write = self.say = write
         self._began: dict[str, float] = {}
         self._points: dict[str, int] = {}
 
@@ -83,7 +83,7 @@ class _Lines:
         if done < total:
             self._began.setdefault(stage, now)
         began = self._began.get(stage)
-        if began is None:  # told twice that it is done
+        if began is None:  # it was reported as done before
             return
         if stage in WHOLE:
             if 0 < done != self._points.get(stage):
@@ -121,6 +121,7 @@ def _bars() -> Iterator[Watcher]:
                 shown = stage
             progress.update(current, completed=done, total=total)
 
+        watch.say = progress.console.print  # type: ignore[attr-defined]
         yield watch
 
 

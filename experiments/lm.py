@@ -32,7 +32,18 @@ from rivals import RIVALS, Subject
 from rivals.subject import Unsuited
 
 SHARES = (0.8, 0.7, 0.9, 0.5)  # the most telling first
-METHODS = ("surgeon", "flap", "replaceme", "shortgpt", "wanda-sp", "taylor", "paper", "slicegpt", "magnitude")
+METHODS = (
+    "surgeon",
+    "flap",
+    "replaceme",
+    "shortgpt",
+    "wanda-sp",
+    "taylor",
+    "paper",
+    "slicegpt",
+    "magnitude",
+    "surgeon+polish",
+)
 
 Row = dict[str, Any]
 
@@ -47,6 +58,7 @@ def run(options: argparse.Namespace) -> None:
     done = {_key(row) for row in read(options.out)}
     shares = [float(share) for share in options.shares.split(",")]
     points = [("dense", 1.0), *((method, share) for method in options.methods.split() for share in shares)]
+    at_work = ""
     for method, share in points:
         row = base | {"method": method, "share": share}
         if _key(row) in done:
@@ -54,6 +66,9 @@ def run(options: argparse.Namespace) -> None:
         if time.monotonic() > deadline:
             print(f"out of time before {method} at {share:g}; the same command goes on from here")
             break
+        if (group := method.partition(":")[0] + ":" * (":" in method)) != at_work:
+            subject.measured.clear()  # every method pays for its own measurements; variants share theirs
+            at_work = group
         keep(options.out, row | point(subject, tokens, method, share, options.limit))
     show(options)
 
@@ -66,6 +81,8 @@ def point(subject: Subject, tokens: Any, method: str, share: float, limit: int |
         student = subject.model if method == "dense" else pruned(subject, method, share)
     except Unsuited as reason:
         return {"note": str(reason)}
+    except RuntimeError as error:  # such as running out of memory: the other points are still worth having
+        return {"note": f"failed: {str(error).splitlines()[0]}"}
     _wait(subject.device)
     seconds = time.perf_counter() - began
     peak = _peak(subject.device)

@@ -61,7 +61,7 @@ def token_likelihoods(model: Any, hidden: Tensor, targets: Tensor) -> Tensor:
 
 
 def choice_accuracy(model: Any, tokens: Tokens, limit: int | None = None) -> float:
-    """Percent of items whose right answer has the highest log-likelihood per character."""
+    """Percent of items whose right answer has the highest likelihood."""
     items = len(tokens["choice_right"][:limit])
     likelihood = np.full(4 * items, -np.inf)
     for places, ids, length in _choice_batches(tokens, 4 * items, next(model.parameters()).device):
@@ -72,7 +72,7 @@ def choice_accuracy(model: Any, tokens: Tokens, limit: int | None = None) -> flo
         chosen = (position < end) & (position >= end - answer[:, None])  # the tokens before those of the answer
         found = token_likelihoods(model, hidden[:, :-1][chosen], ids[:, 1:][chosen])
         summed = torch.zeros(len(ids), device=ids.device).index_add_(0, chosen.nonzero()[:, 0], found)
-        likelihood[places] = summed.cpu().numpy() / tokens["choice_characters"][places]
+        likelihood[places] = summed.cpu().numpy()
     picks = likelihood.reshape(items, 4).argmax(1)
     return 100 * float((picks == tokens["choice_right"][:items]).mean())
 

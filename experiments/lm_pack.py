@@ -177,7 +177,7 @@ def windows(stream: list[int], bos: int | None) -> NDArray[np.int32]:
 def _choice_arrays(data: Path, ids: Any, bos: int | None) -> dict[str, NDArray[np.int32]]:
     """Four sequences an item, laid end to end: `choice_length` tokens each, the last `choice_answer` are the answer."""
     tokens: list[int] = []
-    lengths, answers, characters, right = [], [], [], []
+    lengths, answers, right = [], [], []
     for prompt, candidates, correct in choice_items(data)[:CHOICES]:
         start = ([] if bos is None else [bos]) + ids(prompt)
         for candidate in candidates:
@@ -185,12 +185,13 @@ def _choice_arrays(data: Path, ids: Any, bos: int | None) -> dict[str, NDArray[n
             tokens += start + answer
             lengths.append(len(start) + len(answer))
             answers.append(len(answer))
-            characters.append(len(candidate))
         right.append(correct)
     arrays = {
-        "choice_tokens": tokens, "choice_length": lengths, "choice_answer": answers, "choice_characters": characters,
+        "choice_tokens": tokens,
+        "choice_length": lengths,
+        "choice_answer": answers,
         "choice_right": right,
-    }  # fmt: skip
+    }
     return {name: np.array(values, dtype=np.int32) for name, values in arrays.items()}
 
 

@@ -3,7 +3,7 @@
 A variant is written behind a colon, `surgeon:rounds=2,ridge=0.003`:
 
     rounds    measure anew on the way down: 2 prunes to the root of the share first, repairs, measures again
-    damp, ridge, realign, refit    settings of the method
+    others    any setting of the method; `polish` is off unless given
 """
 
 from __future__ import annotations
@@ -17,71 +17,83 @@ from torch import Tensor
 
 from shearling.costs import Limit, params_limit
 from shearling.engine.memory import with_smaller_batches
+from shearling.engine.polish import polish
 from shearling.engine.progress import Stages
-from shearling.methods import Surgeon
+from shearling.methods import Method, Paper, Surgeon
 from shearling.models.shrink import shrink
 from shearling.models.structure import Structure, structure_of
 from shearling.pipeline import WIDE, Plan, measure
 from shearling.sample.read import accepted_by, sample_of
 from shearling.sample.sample import Sample
 
+METHODS: dict[str, Method] = {
+    "surgeon": Surgeon(polish="off"),  # in closed form, as the rivals are
+    "surgeon+polish": Surgeon(),
+    "paper": Paper(),
+}
+REPAIR = ("refit", "realign", "ridge", "polish")  # settings that a measurement does not depend on
+
 
 @dataclass(frozen=True)
 class Variant:
     """The options of a variant, as they stand behind the colon."""
 
+    method: Surgeon
     rounds: int = 1
-    damp: float = Surgeon.damp
-    ridge: float = Surgeon.ridge
-    realign: bool = True
-    refit: bool = True
 
     @staticmethod
     def read(words: str) -> Variant:
         """`rounds=2,ridge=0.003` as a variant."""
-        kinds = {field.name: type(field.default) for field in fields(Variant)}
+        kinds = {"rounds": int} | {field.name: type(field.default) for field in fields(Surgeon)}
         given = dict(word.split("=", 1) for word in words.split(","))
         wrong = sorted(set(given) - set(kinds))
         if wrong:
             raise SystemExit(f"No option {', '.join(wrong)} of a variant; there are {', '.join(kinds)}.")
-        values = {k: bool(int(v)) if kinds[k] is bool else kinds[k](v) for k, v in given.items()}
-        return replace(Variant(), **values)
+        values: dict[str, Any] = {k: bool(int(v)) if kinds[k] is bool else kinds[k](v) for k, v in given.items()}
+        rounds = values.pop("rounds", 1)
+        passes = values.pop("polish", "off")
+        return Variant(Surgeon(**values, polish=int(passes) if passes.isdigit() else passes), rounds)
 
     @property
-    def method(self) -> Surgeon:
-        return Surgeon(damp=self.damp, ridge=self.ridge, realign=self.realign, refit=self.refit)
+    def measurement(self) -> str:
+        """A name for what the dense model shows under these settings."""
+        settings = {k: v for k, v in vars(self.method).items() if k not in REPAIR}
+        return f"evidence {settings}"
 
 
 def variant_of(name: str) -> Callable[[Subject, float], Any]:
     """The method of the library, or the variant, that a name stands for."""
-    if name in ("surgeon", "paper"):
-        return lambda subject, share: _plan(subject, name).prune(params=share).model
+    if name in METHODS:
+        return lambda subject, share: _plan(subject, METHODS[name]).prune(params=share).model
     method, _, words = name.partition(":")
     if method != "surgeon" or not words:
-        raise SystemExit(f"No method {name!r}: there are surgeon, paper, surgeon:OPTION=VALUE,... and the rivals.")
+        raise SystemExit(
+            f"No method {name!r}: there are {', '.join(METHODS)}, surgeon:OPTION=VALUE,... and the rivals."
+        )
     variant = Variant.read(words)
     return lambda subject, share: prune(subject, share, variant)
 
 
-def _plan(subject: Subject, method: str) -> Plan:
+def _plan(subject: Subject, method: Method) -> Plan:
     """One measurement for every share, as `sweep` does."""
     data = [{"input_ids": ids, "labels": ids} for ids in subject.calibration.split(8)]
-    plan: Plan = subject.once(method, lambda: measure(subject.model, data, method=method))
-    return plan
+    plan: Plan = subject.once(method.name, lambda: measure(subject.model, data, method=method))
+    return replace(plan, method=method)
 
 
 def prune(subject: Subject, share: float, variant: Variant) -> Any:
     """Down in equal ratios; every step is chosen by what is left of the model, and repaired by the dense one."""
     sample: Sample = subject.once("sample", lambda: _sample(subject))
     student = subject.structure
-    stages = Stages(None)
     wide = min(s.units for s in student.sublayers if s.kind == "filters") >= WIDE
     step = variant.method.filter_step if wide else 1
     for number in range(1, variant.rounds + 1):
         evidence = _evidence(subject, student, sample, variant, first=number == 1)
         limit = _limit(subject, student, share ** (number / variant.rounds))
-        kept = variant.method.choose(evidence, student, [limit], multiple_of=step, stages=stages)
+        kept = variant.method.choose(evidence, student, [limit], multiple_of=step, stages=Stages())
         student = _repaired(subject, student, kept, sample, variant)
+    if variant.method.polish != "off":
+        polish(subject.structure, student, sample, variant.method.polish, share=share)
     return student.model
 
 
@@ -94,9 +106,9 @@ def _evidence(subject: Subject, student: Structure, sample: Sample, variant: Var
     """Orders of the model as it is; those of the dense one are measured once."""
 
     def look() -> Any:
-        return variant.method.finished(variant.method.measure(student, sample, seed=0, stages=Stages(None)))
+        return variant.method.finished(variant.method.measure(student, sample, seed=0, stages=Stages()))
 
-    return subject.once(f"evidence {variant.damp}", look) if first else look()
+    return subject.once(variant.measurement, look) if first else look()
 
 
 def _limit(subject: Subject, student: Structure, share: float) -> Limit:
@@ -109,7 +121,7 @@ def _limit(subject: Subject, student: Structure, share: float) -> Limit:
 def _repaired(subject: Subject, student: Structure, kept: list[Tensor], sample: Sample, variant: Variant) -> Structure:
     def attempt(batches: Any) -> Structure:
         smaller = structure_of(shrink(student.model, kept))
-        variant.method.repair(subject.structure, smaller, batches, stages=Stages(None))
+        variant.method.repair(subject.structure, smaller, batches, stages=Stages())
         return smaller
 
     return with_smaller_batches(attempt, sample, subject.device, backward=False, precision=variant.method.precision)

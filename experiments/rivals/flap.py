@@ -21,9 +21,8 @@ def flap(subject: Subject, share: float) -> Any:
     scores = []
     for sublayer, seen in zip(subject.structure.sublayers, subject.activations, strict=True):
         columns = seen.variance * sublayer.weight.detach().double().square().sum(0)
-        units = by_unit(sublayer, columns) / sublayer.width
-        spread = units.std(correction=0).clamp_min(1e-30) if len(units) > 1 else units.new_ones(())
-        scores.append((units - units.mean()) / spread)
+        standard = (columns - columns.mean()) / columns.std().clamp_min(torch.finfo(columns.dtype).tiny)
+        scores.append(by_unit(sublayer, standard) / sublayer.width)
     kept = above_threshold(subject, scores, share)
     return cut(subject, kept, [_constant(subject, n, units) for n, units in enumerate(kept)])
 

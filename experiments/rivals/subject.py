@@ -121,8 +121,8 @@ def unit_sums(sublayer: Sublayer, value: Callable[[nn.Parameter], Tensor]) -> Te
     for projection in sublayer.inputs:
         weight = value(projection.module.weight)  # type: ignore[arg-type]
         rows = (weight.T if is_transposed(projection.module) else weight).sum(1)
-        for unit in range(sublayer.units):
-            total[unit] += rows[projection.rows_of(torch.tensor([unit]), sublayer.units).to(rows.device)].sum()
+        for block in rows.split([sublayer.units * count for count in projection.rows]):
+            total += block.view(sublayer.units, -1).sum(1)
     return total
 
 
@@ -156,7 +156,6 @@ def best(scores: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:
 
 def cut(subject: Subject, kept: list[Tensor], biases: Sequence[Tensor] | None = None) -> Any:
     """A smaller copy with the kept units; `biases` [D] are added to the output projections' own."""
-    limit_holds(subject, kept)
     student = shrink(subject.model, kept)
     if biases is not None:
         for sublayer, bias in zip(structure_of(student).sublayers, biases, strict=True):
@@ -164,10 +163,3 @@ def cut(subject: Subject, kept: list[Tensor], biases: Sequence[Tensor] | None = 
             new = bias if own is None else own.detach() + bias
             sublayer.out.bias = nn.Parameter(new.to(sublayer.weight))
     return student
-
-
-def limit_holds(subject: Subject, kept: Sequence[Tensor]) -> None:
-    """Layer 0 needs a head for the cache; nothing else is asked here, budgets are checked where points are made."""
-    for sublayer, units in zip(subject.structure.sublayers, kept, strict=True):
-        if len(units) < sublayer.floor:
-            raise ValueError(f"{sublayer.name}: {len(units)} units are left, at least {sublayer.floor} must stay")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import lzma
 import math
 import sys
 from pathlib import Path
@@ -21,12 +23,18 @@ import lm_exam
 import lm_pack
 from lm_variants import variant_of
 from rivals import RIVALS, Subject
-from rivals.subject import Unsuited, uniform_counts
+from rivals.subject import Unsuited, uniform_counts, unit_sums
+
+from shearling.models.shrink import shrink
+from shearling.models.structure import structure_of
 
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
 }  # fmt: skip
+
+
+OURS = ("surgeon", "surgeon+polish", "paper", "surgeon:rounds=2,polish=2", "surgeon:ridge=0.001,realign=0")
 
 
 def llama() -> Any:
@@ -62,7 +70,6 @@ def tokens_of(items: int = 6) -> dict[str, Any]:
         "choice_tokens": rng.integers(0, 64, lengths.sum()),
         "choice_length": lengths,
         "choice_answer": rng.integers(1, 4, 4 * items),
-        "choice_characters": rng.integers(1, 9, 4 * items),
         "choice_right": rng.integers(0, 4, items),
     }
 
@@ -102,6 +109,35 @@ def test_weights_of_a_quantised_file_are_kept_exactly() -> None:
     np.testing.assert_allclose(lm_pack._decode("affine4", arrays).reshape(32, 64), values, atol=1e-5)
 
 
+def test_texts_become_windows_and_choices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token is a character here; a paragraph with four answers gives a choice for every question."""
+    monkeypatch.setattr(lm_pack, "WINDOW", 10)
+    answers = ["ab", "cd", "ef", "gh"]
+    rows = [{"context": "ab cd ef gh", "question": f"q{a}?", "answers": [{"text": a}]} for a in answers]
+    rows.append({"context": "few", "question": "?", "answers": [{"text": "few"}]})
+    rows.append({"context": "none", "question": "?", "answers": []})
+    for part in ("dev", "train"):
+        with lzma.open(tmp_path / f"squad_v2.{part}.jsonl.xz", "wt") as file:
+            file.write("\n".join(map(json.dumps, rows if part == "dev" else rows[:1])))
+    for part, count in (("valid", 25), ("test", 19)):
+        with lzma.open(tmp_path / f"wikitext2.{part}.txt.xz", "wt") as file:
+            file.write("x" * count)
+    found = lm_pack.texts(lambda text, **options: {"input_ids": [ord(c) for c in text]}, tmp_path, 2)
+
+    assert [found[name].shape for name in ("calibration", "wikitext2", "squad")] == [(2, 10), (2, 10), (2, 10)]
+    assert found["squad"][0].tolist() == [2, *map(ord, "ab cd ef ")]
+    assert len(found["choice_right"]) == 4
+    start = 0
+    for number, length in enumerate(found["choice_length"]):
+        text = "".join(map(chr, found["choice_tokens"][start + 1 : start + length]))
+        start += length
+        prompt, answer = text[: -found["choice_answer"][number]], text[-found["choice_answer"][number] :].strip()
+        assert prompt.startswith("ab cd ef gh\n\nQuestion: q")
+        item, place = divmod(number, 4)
+        assert (f"q{answer}?" in prompt) == (found["choice_right"][item] == place)
+    assert start == len(found["choice_tokens"])
+
+
 def test_perplexity_is_that_of_the_model_s_own_loss() -> None:
     model, tokens = llama(), tokens_of()
     ids = torch.from_numpy(tokens["wikitext2"])
@@ -120,7 +156,7 @@ def test_choices_are_scored_as_if_one_by_one() -> None:
         with torch.inference_mode():
             logits = model(input_ids=ids[None]).logits[0].log_softmax(-1)
         score = sum(float(logits[at - 1, ids[at]]) for at in range(length - answer, length))
-        found.append(score / tokens["choice_characters"][number])
+        found.append(score)
     for item, correct in enumerate(tokens["choice_right"]):
         right += int(np.argmax(found[4 * item : 4 * item + 4]) == correct)
     with torch.inference_mode():
@@ -186,7 +222,7 @@ def _same_logits(one: Any, other: Any, ids: torch.Tensor) -> None:
         torch.testing.assert_close(one(input_ids=ids).logits, other(input_ids=ids).logits, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("method", ["surgeon", "paper", "surgeon:rounds=2", "surgeon:ridge=0.001"])
+@pytest.mark.parametrize("method", OURS)
 @pytest.mark.parametrize("make", [llama, gemma])
 def test_our_methods_stay_within_the_budget(make: Any, method: str) -> None:
     subject = subject_of(make())
@@ -235,3 +271,18 @@ def test_a_second_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
 
 
 FACTS = {"name": "tiny"}
+
+
+@pytest.mark.parametrize("make", [llama, gemma])
+def test_the_weights_of_a_unit_are_those_that_go_with_it(make: Any) -> None:
+    """With one unit cut out, the sum of all squares falls by what was counted for it."""
+    model = make()
+    sublayers = structure_of(model).sublayers
+    for number in (2, 3):
+        counted = unit_sums(sublayers[number], lambda w: w.detach().square())
+        gone = 1
+        kept = [torch.arange(s.units) for s in sublayers]
+        kept[number] = torch.tensor([u for u in range(sublayers[number].units) if u != gone])
+        both = (model, shrink(model, kept))
+        whole, rest = (sum(float(p.detach().double().square().sum()) for p in m.parameters()) for m in both)
+        assert float(counted[gone]) == pytest.approx(whole - rest, rel=1e-4)

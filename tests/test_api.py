@@ -28,7 +28,7 @@ def test_every_name_can_be_had(name: str) -> None:
     assert isinstance(value, str) or value.__doc__
 
 
-WORKFLOWS = ("compare", "evaluate", "measure", "profile", "prune", "sweep")
+WORKFLOWS = ("compare", "evaluate", "export", "measure", "profile", "prune", "sweep")
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)

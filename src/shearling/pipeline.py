@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from shearling.checkpoint.plan import read_plan, write_plan
-from shearling.checkpoint.save import save
+from shearling.checkpoint.pruned import Pruned as Pruned
 from shearling.costs import Constraint, Limit, count_macs, count_params, parameters, sequence_lengths, whole_macs
 from shearling.engine.agreement import Agreement, Answers, agreement, answers, held_out
 from shearling.engine.distributed import fail_together, on_first, rank_and_world
@@ -48,28 +48,6 @@ MOST_SAMPLES = 2048  # what "auto" takes at most
 FEW = 64
 WIDE = 256  # filters of an FFN from which on rounding their number costs nothing
 MOST_TOKENS = 2**20  # of an example
-
-
-@dataclass(frozen=True, repr=False)
-class Pruned:
-    """The result: a smaller model, what stayed in it, and the record of how it came about."""
-
-    model: PreTrainedModel
-    kept: list[Tensor]
-    report: Report
-
-    def save(self, directory: str | os.PathLike[str], *, source: Any = None, force: bool = False) -> Path:
-        """Write a checkpoint that loads with plain `from_pretrained`; `source` is where tokenizer files come from."""
-        return save(self.model, self.kept, self.report.to_json(), directory, source=source, force=force)
-
-    def __str__(self) -> str:
-        return str(self.report)
-
-    def __repr__(self) -> str:
-        return repr(self.report)
-
-    def _repr_html_(self) -> str:
-        return self.report._repr_html_()
 
 
 @dataclass(frozen=True)

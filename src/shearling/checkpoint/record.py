@@ -47,8 +47,8 @@ def _add(folder: Path, field: str, key: str, entry: dict[str, Any]) -> dict[str,
     return updated
 
 
-def write_page(record: dict[str, Any], folder: Path, path: Path, *, force: bool = False) -> None:
-    """The record as one HTML file."""
+def write_page(record: dict[str, Any], folder: Path | str, path: Path, *, force: bool = False) -> None:
+    """The record as one HTML file; `folder` is where the model is."""
     from shearling.report.page import model_page
 
     check_file(path, force=force)

@@ -58,9 +58,9 @@ def export(
 ) -> None:
     """Write MODEL, dense or pruned, for another engine, checked against PyTorch."""
     from shearling.cli.console import emit, tell, watching
-    from shearling.export.result import describe
-    from shearling.export.table import describe_list
-    from shearling.workflows.export import export_model, list_formats
+    from shearling.exporters.result import describe
+    from shearling.exporters.table import describe_list
+    from shearling.workflows.export import export_model, list_formats, precision_of
 
     if format_ == "list":
         found = list_formats(model, trust_remote_code=trust_remote_code)
@@ -71,7 +71,7 @@ def export(
         return
     if out is None:
         raise typer.BadParameter("say where to write to", param_hint="--out")
-    precision = _precision(fp16=fp16, int8=int8, quantise=quantise, dtype=dtype)
+    precision = precision_of(fp16=fp16, int8=int8, quantise=quantise, dtype=dtype)
     with watching(quiet=quiet) as watcher:
         result = export_model(
             model,
@@ -90,16 +90,3 @@ def export(
         emit(result.to_json())
     else:
         tell(describe(result), quiet=quiet)
-
-
-def _precision(*, fp16: bool, int8: bool, quantise: str | None, dtype: str | None) -> str | None:
-    """The one precision that was asked for, or None."""
-    if quantise is not None and quantise not in ("dynamic", "static"):
-        raise typer.BadParameter("give dynamic or static", param_hint="--quantise")
-    asked = {"--fp16": fp16, "--int8": int8 or quantise is not None, "--dtype": dtype is not None}
-    if sum(asked.values()) > 1:
-        names = [name for name, given in asked.items() if given]
-        raise typer.BadParameter(f"give one of {' and '.join(names)}", param_hint=names[-1])
-    if asked["--int8"]:
-        return "int8" if quantise is None else f"int8-{quantise}"
-    return "float16" if fp16 else dtype

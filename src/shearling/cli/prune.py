@@ -193,9 +193,10 @@ def prune(
             force=force,
             watcher=watcher,
         )
-    record = pruned.report.to_json() | {"out": None if dry_run else str(out)}
+    changed = {} if pruned.flipped is None else {"flipped": pruned.flipped}
+    record = pruned.report.to_json() | changed | {"out": None if dry_run else str(out)}
     if report is not None:
-        write_report(record, report, force=force)
+        write_report(record, source, report, force=force)
         say(f"report written to {report}", quiet=quiet)
     if as_json:
         emit(record)

@@ -52,6 +52,10 @@ def sweep(
     save: Annotated[
         bool, typer.Option("--save", help="Keep the pruned models under OUT/models.", rich_help_panel=o.OUTPUT)
     ] = False,
+    timing: Annotated[
+        bool,
+        typer.Option("--timing/--no-timing", help="Time every model beside the dense one.", rich_help_panel=o.ADVANCED),
+    ] = True,
     multiple_of: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(help="Round filter counts.", min=1, rich_help_panel=o.METHOD),
@@ -96,8 +100,9 @@ def sweep(
     else:
         with watching(quiet=quiet) as watcher:
             record = sweep_source(
-                source, grid, out, evaluation=evaluation, limit=limit, save=save, force=force, watcher=watcher
-            )
+                source, grid, out, evaluation=evaluation, limit=limit, save=save, timing=timing, force=force,
+                watcher=watcher,
+            )  # fmt: skip
         describe = describe_sweep
     if as_json:
         emit(record)

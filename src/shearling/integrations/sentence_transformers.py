@@ -147,7 +147,7 @@ class PrunedSentenceModel(Pruned):
 
 def give_back(pruned: Pruned, sentence: Any) -> PrunedSentenceModel:
     """The result as the caller gave it: the pruned transformer in a copy of the model around it."""
-    return PrunedSentenceModel(with_transformer(sentence, pruned.model), pruned.kept, pruned.report)
+    return PrunedSentenceModel(with_transformer(sentence, pruned.model), pruned.kept, pruned.report, pruned.flipped)
 
 
 @dataclass(frozen=True)

@@ -89,8 +89,9 @@ class Drop:
             "allowed": self.points, "by": self.by, "metric": dense.metric, "dense": dense.value, "value": chosen.value,
             "drop": chosen.drop, "examples": dense.examples, "tried": [asdict(t) for t in tried],
         }  # fmt: skip
-        report = with_scores(pruned.report, dense, score)
-        return replace(pruned, report=replace(report, extra=report.extra | {"max_drop": facts}))
+        pruned = with_scores(pruned, exam, dense, score)
+        report = replace(pruned.report, extra=pruned.report.extra | {"max_drop": facts})
+        return replace(pruned, report=report)
 
     def _aim(self, target: Target, budget: float) -> Target:
         wanted: dict[str, Any] = {self.by: budget}

@@ -23,11 +23,12 @@ from shearling.pipeline import Plan, Samples
 from shearling.sample.read import sample_of
 from shearling.workflows.grid import Grid, Outcome, budgets_of, outcomes
 from shearling.workflows.progress import ProgressLike, watching
-from shearling.workflows.pruning import keep, measured, take
+from shearling.workflows.pruning import changes, keep, measured, take, timed
 from shearling.workflows.source import (
     Loaded,
     Source,
     check_early,
+    data_name,
     draw,
     exam_of,
     folder_of,
@@ -53,6 +54,7 @@ def sweep(
     methods: Sequence[str | Method] = ("surgeon",),
     seeds: Sequence[int] = (0,),
     save: bool = False,
+    timing: bool = True,
     limit: int | None = None,
     multiple_of: int | None = None,
     tokenizer: Any = None,
@@ -81,8 +83,9 @@ def sweep(
     methods     names, or configured methods (two of one name are one)
     seeds       each draws its own sample
     save        keep the pruned models under out/models
+    timing      time every model beside the dense one
     limit       score on the first `limit` rows only
-    batch_size  of scoring; what suits the device, unless given
+    batch_size  examples at a time when scoring; by default what suits the device
     force       forget the sweep in `out` and start afresh
 
     All others are those of `shearling.prune`.
@@ -102,8 +105,9 @@ def sweep(
     )  # fmt: skip
     with watching(progress) as watcher:
         return sweep_source(
-            source, grid, Path(out), evaluation=eval, limit=limit, save=save, force=force, watcher=watcher
-        )
+            source, grid, Path(out), evaluation=eval, limit=limit, save=save, timing=timing, force=force,
+            watcher=watcher,
+        )  # fmt: skip
 
 
 def sweep_source(
@@ -114,6 +118,7 @@ def sweep_source(
     evaluation: Any = None,
     limit: int | None = None,
     save: bool = False,
+    timing: bool = True,
     force: bool = False,
     watcher: Watcher | None = None,
 ) -> dict[str, Any]:
@@ -125,24 +130,30 @@ def sweep_source(
         "batch_size": source.examples_per_batch,
         **versions(),
     }
-    if store.facts["dense"] is None:
-        score = take(exam, loaded.model, watcher)
+    done = store.done(saved=save)
+    dense = take(exam, loaded.model, watcher) if any(point not in done for point in grid.points()) else None
+    if store.facts["dense"] is None and dense is not None:
         structure = structure_of(loaded.model)
         store.keep_dense({
-            **score.to_json(), "seconds": score.seconds, "layers": structure.sizes,
+            **dense.to_json(), "seconds": dense.seconds, "layers": structure.sizes,
             "architecture": type(loaded.model).__name__, "megabytes": megabytes(loaded.model),
             **({} if grid.table is None else {"layer_time": load_table(grid.table).layer_shares(structure)}),
         })  # fmt: skip
     skipped = []
     plan_of = partial(_plan, source, loaded, watcher)
-    for outcome in outcomes(plan_of, exam, grid, done=store.done(saved=save), watcher=watcher):
-        if outcome.pruned is None:
+    for outcome in outcomes(plan_of, exam, grid, done=done, watcher=watcher):
+        pruned = outcome.pruned
+        if pruned is None:
             skipped.append({"method": outcome.method, "constraint": dict(outcome.constraint), "why": outcome.problem})
             continue
+        if dense is not None and outcome.score is not None:
+            pruned = replace(pruned, flipped=changes(exam, dense, outcome.score))
+            pruned = timed(pruned, loaded.model) if timing else pruned
+            outcome = replace(outcome, pruned=pruned)
         store.add(outcome)
         if save:
             place = out / MODELS / name_of(outcome)
-            keep(outcome.pruned, source, loaded, place, force=True)
+            keep(pruned, source, loaded, place, force=True)
             store.add(outcome, saved=place)
     return _finish(store, skipped, source)
 
@@ -221,13 +232,6 @@ def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[
         "table": None if grid.table is None else hashlib.sha256(Path(grid.table).read_bytes()).hexdigest(),
         "methods": {name: asdict(method) for name, method in grid.methods.items()},  # type: ignore[call-overload]
     }
-
-
-def data_name(source: Source) -> str:
-    """What the settings of a sweep call its data: the file, or what kind of thing was given."""
-    if source.data is None:
-        return "Hub"
-    return str(source.data) if isinstance(source.data, (str, os.PathLike)) else type(source.data).__name__
 
 
 def describe_sweep(record: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shearling.export.check import Difference
+from shearling.exporters.check import Difference
 from shearling.latency.timing import Times
 
 STEPS = ("dense", "model", "exported")

@@ -49,7 +49,7 @@ def compare(
     from shearling.cli.console import emit, print_facts, say, watching
     from shearling.files import check_file
     from shearling.report.facts import facts_of_comparison
-    from shearling.workflows.compare import compare_sources
+    from shearling.workflows.compare import STAGES, compare_sources
     from shearling.workflows.source import Source
 
     if html is not None:
@@ -59,7 +59,7 @@ def compare(
         first, data, task, o.columns(text_columns), label_column, max_length, batch_size, device=device,
         trust_remote_code=trust_remote_code, metric=metric, index=index, pooling=pooling,
     )  # fmt: skip
-    with watching(quiet=quiet) as watcher:
+    with watching(STAGES, quiet=quiet) as watcher:
         result = compare_sources(source, second, limit=limit, watcher=watcher)
     if html is not None:
         write_comparison(result.to_json(), html)

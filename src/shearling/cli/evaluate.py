@@ -47,14 +47,14 @@ def evaluate(
     """Score MODEL, dense or pruned, on labelled data."""
     from shearling.cli.console import emit, print_facts, watching
     from shearling.report.facts import facts_of_score
-    from shearling.workflows.evaluate import evaluate_source, record_evaluation
+    from shearling.workflows.evaluate import STAGES, evaluate_source, record_evaluation
     from shearling.workflows.source import Source
 
     source = Source(
         model, data, task, o.columns(text_columns), label_column, max_length, batch_size, device=device, dtype=dtype,
         trust_remote_code=trust_remote_code, metric=metric, index=index, pooling=pooling,
     )  # fmt: skip
-    with watching(quiet=quiet) as watcher:
+    with watching(STAGES, quiet=quiet) as watcher:
         score = record_evaluation if record else evaluate_source
         result = score(source, limit=limit, compiled=compiled, watcher=watcher)
     if as_json:

@@ -60,7 +60,7 @@ def export(
     from shearling.cli.console import emit, tell, watching
     from shearling.exporters.result import describe
     from shearling.exporters.table import describe_list
-    from shearling.workflows.export import export_model, list_formats, precision_of
+    from shearling.workflows.export import STAGES, export_model, list_formats, precision_of
 
     if format_ == "list":
         found = list_formats(model, trust_remote_code=trust_remote_code)
@@ -72,7 +72,7 @@ def export(
     if out is None:
         raise typer.BadParameter("say where to write to", param_hint="--out")
     precision = precision_of(fp16=fp16, int8=int8, quantise=quantise, dtype=dtype)
-    with watching(quiet=quiet) as watcher:
+    with watching(STAGES, quiet=quiet) as watcher:
         result = export_model(
             model,
             out,

@@ -162,6 +162,7 @@ def prune(
     from shearling.report.facts import facts_of
     from shearling.workflows.max_drop import describe_drop, drop_of
     from shearling.workflows.method import method_from
+    from shearling.workflows.progress import stages_of
     from shearling.workflows.pruning import prune_source, write_report
     from shearling.workflows.source import Source
     from shearling.workflows.target import Target
@@ -180,11 +181,13 @@ def prune(
         "labels": labels, "refit": refit, "realign": realign, "importance": importance, "allocation": allocation,
         "rearrange": rearrange, "tune": tune, "drop_sublayers": drop_sublayers,
     }  # fmt: skip
-    with watching(quiet=quiet) as watcher:
+    chosen = method_from(method, flags, settings or ())
+    expected = stages_of(chosen, scored=evaluation is not None, drop=max_drop is not None)
+    with watching(expected, quiet=quiet) as watcher:
         pruned = prune_source(
             source,
             Target(flops, params, multiple_of, latency, table, correct, batch_size or 1, seq_len),
-            method_from(method, flags, settings or ()),
+            chosen,
             out=None if dry_run else out,
             evaluation=evaluation,
             limit=limit,

@@ -87,7 +87,7 @@ def sweep(
     from shearling.cli.console import emit, tell, watching
     from shearling.workflows.grid import grid_of
     from shearling.workflows.source import Source
-    from shearling.workflows.sweep import describe_planned, describe_sweep, planned, sweep_source
+    from shearling.workflows.sweep import STAGES, describe_planned, describe_sweep, planned, sweep_source
 
     grid = grid_of(methods, seeds, multiple_of, table, flops=flops, params=params, latency=latency)
     source = Source(
@@ -98,7 +98,7 @@ def sweep(
     if dry_run:
         record, describe = planned(source, grid, evaluation=evaluation, limit=limit), describe_planned
     else:
-        with watching(quiet=quiet) as watcher:
+        with watching(STAGES, quiet=quiet) as watcher:
             record = sweep_source(
                 source, grid, out, evaluation=evaluation, limit=limit, save=save, timing=timing, force=force,
                 watcher=watcher,

@@ -12,7 +12,7 @@ from shearling.errors import InputError
 from shearling.evaluation.compare import Comparison, Side
 from shearling.evaluation.compare import compare as compare_sides
 from shearling.pipeline import Pruned
-from shearling.workflows.progress import ProgressLike, watching
+from shearling.workflows.progress import READING, ProgressLike, watching
 from shearling.workflows.source import (
     Source,
     check_early,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from shearling.workflows.given import Data
 
 BATCH_SIZE = 32
+STAGES = READING | {"model 1": 50.0, "model 2": 35.0, "time": 5.0}
 
 
 def compare(
@@ -66,7 +67,7 @@ def compare(
         first, data, task, text_columns, label_column, max_length, batch_size, device=device,
         trust_remote_code=trust_remote_code, metric=metric, index=index, pooling=pooling, tokenizer=tokenizer,
     )  # fmt: skip
-    with watching(progress) as watcher:
+    with watching(progress, STAGES) as watcher:
         return compare_sources(source, second, limit=limit, watcher=watcher)
 
 

@@ -13,13 +13,14 @@ from shearling.checkpoint.record import add_evaluation, base_of
 from shearling.engine.progress import Watcher
 from shearling.errors import DataError, ShearlingError
 from shearling.evaluation.exam import Evaluation
-from shearling.workflows.progress import ProgressLike, watching
+from shearling.workflows.progress import READING, ProgressLike, watching
 from shearling.workflows.source import Loaded, Source, check_early, exam_of, open_model, quiet, reader_for, task_of
 
 if TYPE_CHECKING:
     from shearling.workflows.given import Data
 
 _log = logging.getLogger(__name__)
+STAGES = READING | {"evaluate": 90.0}
 SAME_SCORE = 0.01  # points; one model's scores on the same rows differ by less, whatever the batches
 
 
@@ -65,7 +66,7 @@ def evaluate(
         model, data, task, text_columns, label_column, max_length, batch_size, device=device, dtype=dtype,
         trust_remote_code=trust_remote_code, metric=metric, index=index, pooling=pooling, tokenizer=tokenizer,
     )  # fmt: skip
-    with watching(progress) as watcher:
+    with watching(progress, STAGES) as watcher:
         return evaluate_source(source, limit=limit, compiled=compile, watcher=watcher)
 
 
@@ -81,7 +82,9 @@ def evaluate_source(
         source = replace(source, index=_original(source.name))
     loaded = Loaded(opened.model, reader_for(source, opened), task_of(source, opened.model), None, None)
     tell("load", 1, 1)
+    tell("read", 0, 1)
     exam = exam_of(source, loaded, source.data, limit=limit)
+    tell("read", 1, 1)
     tell("evaluate", 0, 1)
 
     def progress(done: int, total: int) -> None:

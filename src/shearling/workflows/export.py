@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from shearling.engine.progress import Watcher
     from shearling.workflows.given import Data
 
+STAGES = {"load": 20.0, "export": 50.0, "check": 15.0, "time": 15.0}
 QUANTISE = ("dynamic", "static")
 
 
@@ -81,7 +82,7 @@ def export(
         "format": format, "precision": precision, "data": data, "task": task, "eval": eval,
         "dense": None if dense is None else str(dense), "force": force, "trust_remote_code": trust_remote_code,
     }  # fmt: skip
-    with watching(progress) as watcher:
+    with watching(progress, STAGES) as watcher:
         if isinstance(model, (str, os.PathLike)):
             return export_model(str(model), Path(out), **options, watcher=watcher)
         if not isinstance(model, Pruned):

@@ -12,6 +12,7 @@ from shearling.engine.progress import Watcher
 from shearling.errors import ConstraintError, InputError
 from shearling.evaluation.exam import Evaluation, Exam
 from shearling.pipeline import Plan, Pruned
+from shearling.workflows.progress import SCORED
 from shearling.workflows.pruning import take, with_scores
 from shearling.workflows.source import quiet
 from shearling.workflows.target import Target
@@ -63,7 +64,7 @@ class Drop:
 
     def meet(self, plan: Plan, target: Target, exam: Exam, watcher: Watcher | None = None) -> Pruned:
         """The smallest model found that stays within the drop; its report lists every budget tried."""
-        dense = take(exam, plan.structure.model, watcher)
+        dense = take(exam, plan.structure.model, watcher, SCORED[0])
         sign = -1 if dense.metric == "perplexity" else 1
         tell = watcher or quiet
         tell("max-drop", 0, TRIES)

@@ -10,16 +10,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shearling.checkpoint.pretrained import check_prunable, load_model
-from shearling.engine.progress import Watcher, silent
+from shearling.engine.progress import Watcher
 from shearling.files import check_file
 from shearling.latency.profile import BUDGET
 from shearling.latency.profile import profile as profile_model
 from shearling.latency.table import Table
 from shearling.report.charts import check_picture, plot
 from shearling.workflows.progress import ProgressLike, watching
+from shearling.workflows.source import quiet
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+STAGES = {"load": 5.0, "profile": 95.0}
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def profile(
     if budget is not None:
         warnings.warn("budget= is now called seconds=.", DeprecationWarning, stacklevel=2)
         seconds = budget
-    with watching(progress) as watcher:
+    with watching(progress, STAGES) as watcher:
         if isinstance(model, (str, os.PathLike)):
             check_prunable(str(model), trust_remote_code=trust_remote_code)
             watcher("load", 0, 1)
@@ -99,7 +103,10 @@ def profile_source(
         check_file(picture, force=force)
         check_picture(picture)
     check_prunable(model, trust_remote_code=setting.trust_remote_code)
+    tell = watcher or quiet
+    tell("load", 0, 1)
     loaded = load_model(model, device=setting.device, dtype=setting.dtype, trust_remote_code=setting.trust_remote_code)
+    tell("load", 1, 1)
     table = profile_model(
         loaded,
         batch_size=setting.batch_size,
@@ -107,7 +114,7 @@ def profile_source(
         threads=setting.threads,
         runtime=setting.runtime,
         budget=setting.budget,
-        progress=silent if watcher is None else partial(watcher, "profile"),
+        progress=partial(tell, "profile"),
     )
     table.save(out)
     if picture is not None:

@@ -14,7 +14,7 @@ from shearling.engine.progress import Watcher
 from shearling.methods import Method, method_of
 from shearling.pipeline import Plan, Pruned, Samples
 from shearling.workflows.given import Data, is_transformer, needs_reading
-from shearling.workflows.progress import ProgressLike, watcher_of, watching
+from shearling.workflows.progress import READING, ProgressLike, stages_of, watcher_of, watching
 
 if TYPE_CHECKING:
     from shearling.latency.table import Table
@@ -92,11 +92,13 @@ def prune(
     progress    True, False, or a function called with (stage, done, total)
     watcher     the old name of a function for `progress`
     """
-    with watching(watcher_of(progress, watcher)) as watch:
+    chosen = method_of(method)
+    expected = stages_of(chosen, scored=eval is not None, drop=max_drop is not None)
+    with watching(watcher_of(progress, watcher), expected) as watch:
         if _ready(model, data) and eval is None and max_drop is None:
             return pipeline.prune(
                 model, data, flops=flops, params=params, latency=latency, table=table, batch_size=batch_size,
-                seq_len=seq_len, correct=correct, method=method, multiple_of=multiple_of, samples=samples, seed=seed,
+                seq_len=seq_len, correct=correct, method=chosen, multiple_of=multiple_of, samples=samples, seed=seed,
                 length=length, watcher=watch,
             )  # fmt: skip
         from shearling.workflows.max_drop import drop_of
@@ -111,7 +113,7 @@ def prune(
         return prune_source(
             source,
             Target(flops, params, multiple_of, latency, table, correct, batch_size, seq_len),
-            method_of(method),
+            chosen,
             evaluation=eval,
             limit=limit,
             drop=drop_of(max_drop, by),
@@ -147,10 +149,11 @@ def measure(
 
     The parameters are those of `shearling.prune`.
     """
-    with watching(watcher_of(progress, watcher)) as watch:
+    chosen = method_of(method)
+    with watching(watcher_of(progress, watcher), READING | dict(chosen.stages)) as watch:
         if _ready(model, data):
             return pipeline.measure(
-                model, data, method=method, samples=samples, seed=seed, length=length, watcher=watch
+                model, data, method=chosen, samples=samples, seed=seed, length=length, watcher=watch
             )  # fmt: skip
         from shearling.integrations.sentence_transformers import sentence_plan
         from shearling.workflows.pruning import measure_source
@@ -160,7 +163,7 @@ def measure(
             model, data, task, text_columns, label_column, max_length, None, samples, seed, device, dtype,
             trust_remote_code, length, None, None, pooling, tokenizer,
         )  # fmt: skip
-        plan, loaded = measure_source(source, method_of(method), watcher=watch)
+        plan, loaded = measure_source(source, chosen, watcher=watch)
         return plan if loaded.sentence is None else sentence_plan(plan, loaded.sentence)
 
 

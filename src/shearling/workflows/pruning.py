@@ -31,6 +31,7 @@ from shearling.methods import Method
 from shearling.models.structure import structure_of
 from shearling.pipeline import Plan, Pruned, measure, prune
 from shearling.report.points import command_of
+from shearling.workflows.progress import SCORED
 from shearling.workflows.source import (
     Loaded,
     Source,
@@ -96,7 +97,8 @@ def prune_source(
         )
         pruned = _with_warnings(pruned, remarks(loaded))
         if exam is not None:
-            both = [take(exam, model, watcher) for model in (loaded.model, pruned.model)]
+            models = (loaded.model, pruned.model)
+            both = [take(exam, model, watcher, stage) for model, stage in zip(models, SCORED, strict=True)]
             pruned = with_scores(pruned, exam, *both)
     if exam is not None and timing:
         pruned = timed(pruned, loaded.model, target.batch_size, target.seq_len)
@@ -152,11 +154,11 @@ def _with_warnings(pruned: Pruned, more: list[str]) -> Pruned:
     return replace(pruned, report=replace(pruned.report, warnings=[*pruned.report.warnings, *more]))
 
 
-def take(exam: Exam, model: PreTrainedModel, watcher: Watcher | None = None) -> Evaluation:
+def take(exam: Exam, model: PreTrainedModel, watcher: Watcher | None = None, stage: str = "evaluate") -> Evaluation:
     """Score a model, on one process where there are several."""
     tell = watcher or quiet
-    tell("evaluate", 0, 1)
-    return on_first(lambda: exam.take(model, progress=partial(tell, "evaluate")))
+    tell(stage, 0, 1)
+    return on_first(lambda: exam.take(model, progress=partial(tell, stage)))
 
 
 def with_scores(pruned: Pruned, exam: Exam, dense: Evaluation, score: Evaluation) -> Pruned:

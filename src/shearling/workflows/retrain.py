@@ -32,7 +32,14 @@ if TYPE_CHECKING:
     from shearling.data.tasks import Task
     from shearling.evaluation.exam import Exam
 
-STALE = ("evaluations", "max_drop")  # what a record says about weights that are no more
+STAGES = {"evaluate": 10.0, "retrain": 90.0}
+STALE = (
+    "agreement",
+    "curve",
+    "evaluation",
+    "evaluations",
+    "max_drop",
+)  # what a record says about weights that are no more
 
 
 def retrain_source(

@@ -22,7 +22,7 @@ from shearling.models.structure import structure_of
 from shearling.pipeline import Plan, Samples
 from shearling.sample.read import sample_of
 from shearling.workflows.grid import Grid, Outcome, budgets_of, outcomes
-from shearling.workflows.progress import ProgressLike, watching
+from shearling.workflows.progress import READING, ProgressLike, watching
 from shearling.workflows.pruning import changes, keep, measured, take, timed
 from shearling.workflows.source import (
     Loaded,
@@ -39,6 +39,9 @@ from shearling.workflows.sweep_folder import CURVE, MODELS, PAGE, RESULTS, Store
 
 if TYPE_CHECKING:
     from shearling.workflows.given import Data
+
+
+STAGES = READING | {"sweep": 90.0}
 
 
 def sweep(
@@ -103,7 +106,7 @@ def sweep(
         model, data, task, text_columns, label_column, max_length, batch_size, samples, grid.seeds[0], device, dtype,
         trust_remote_code, length, metric, index, pooling, tokenizer,
     )  # fmt: skip
-    with watching(progress) as watcher:
+    with watching(progress, STAGES) as watcher:
         return sweep_source(
             source, grid, Path(out), evaluation=eval, limit=limit, save=save, timing=timing, force=force,
             watcher=watcher,

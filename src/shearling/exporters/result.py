@@ -62,6 +62,9 @@ class Exported:
             "notes": self.notes,
         }
 
+    def __str__(self) -> str:
+        return describe(self)
+
     def entry(self, folder: Path) -> dict[str, Any]:
         """What the record of a checkpoint keeps of it."""
         inside = self.out.resolve().is_relative_to(folder.resolve())

@@ -32,6 +32,7 @@ NAMED = {"ink": ("#1b242c", "#e6edf3"), "soft": ("#5d6b78", "#9aa9b6"), "grid": 
 GROUND = ("#ffffff", "#131a20")
 INK, SOFT, GRID = (pair[0] for pair in NAMED.values())
 MARKS = "osD^"
+HALO = ".chart text{paint-order:stroke;stroke:var(--ground);stroke-width:3px}"  # words stay legible across lines
 
 
 @dataclass(frozen=True)
@@ -89,14 +90,21 @@ def chart(
         for number, level in enumerate(sorted(levels, key=lambda one: -one.y)):  # words above the first, below the rest
             axes.axhline(level.y, color=INK if level.strong else SOFT, lw=1.2, ls=(0, (5, 3)) if level.strong else ":")
             axes.annotate(level.label, (0.01, level.y), xycoords=("axes fraction", "data"), color=SOFT, fontsize=10,
-                          xytext=(0, -3 if number else 3), textcoords="offset points",
+                          xytext=(0, -3 if number else 3), textcoords="offset points", zorder=5,
                           va="top" if number else "bottom")  # fmt: skip
         for number, one in enumerate(series):
             _draw_series(axes, one, number)
         for x, y, words in marked:
             axes.plot([x], [y], "o", ms=15, mfc="none", mec=INK, mew=1.6)
             axes.annotate(
-                words, (x, y), xytext=(0, -20), textcoords="offset points", ha="center", color=INK, fontsize=10
+                words,
+                (x, y),
+                xytext=(0, -20),
+                textcoords="offset points",
+                ha="center",
+                color=INK,
+                fontsize=10,
+                zorder=5,
             )
         axes.xaxis.set_major_formatter(lambda value, _: x_format(value))
         axes.margins(x=0.06, y=0.12)
@@ -209,7 +217,7 @@ def _svg(figure: Any, *, standalone: bool) -> str:
     end = text.index(">", start)
     wanted = r'viewBox="[^"]*"|width="[^"]*"|height="[^"]*"' if standalone else r'viewBox="[^"]*"'
     size = " ".join(re.findall(wanted, text[start:end]))
-    ground = f'<style>{palette()}</style><rect width="100%" height="100%" style="fill: var(--ground)"/>'
+    ground = f'<style>{palette()}{HALO}</style><rect width="100%" height="100%" style="fill: var(--ground)"/>'
     head = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" class="chart" role="img"'
     before, after = ('<?xml version="1.0" encoding="utf-8"?>\n', ground) if standalone else ("", "")
     return f"{before}<svg {head} {size}>{after}{text[end + 1 :]}"

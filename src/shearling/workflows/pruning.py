@@ -14,7 +14,7 @@ import torch
 
 from shearling.checkpoint.load import read_record
 from shearling.checkpoint.pretrained import is_remote
-from shearling.checkpoint.record import write_page
+from shearling.checkpoint.record import add_curve, write_page
 from shearling.checkpoint.sentence import companions
 from shearling.engine.distributed import on_first
 from shearling.engine.hooks import device_of, frozen
@@ -30,7 +30,7 @@ from shearling.latency.timing import device_name, in_turns
 from shearling.methods import Method
 from shearling.models.structure import structure_of
 from shearling.pipeline import Plan, Pruned, measure, prune
-from shearling.report.points import command_of
+from shearling.report.points import command_of, tried_chart
 from shearling.workflows.progress import SCORED
 from shearling.workflows.source import (
     Loaded,
@@ -205,9 +205,11 @@ def time_both(dense: PreTrainedModel, pruned: PreTrainedModel, batch_size: int, 
 
 
 def keep(pruned: Pruned, source: Source, loaded: Loaded, out: Path, *, force: bool = False) -> None:
-    """Write a pruned model, with the files that lie beside the dense one."""
+    """Write a pruned model, with the files that lie beside the dense one and the curve of a search for it."""
     beside = companions(source.name) if folder_of(source) or isinstance(source.model, str) else None
     pruned.save(out, source=beside or loaded.tokenizer, force=force)
+    if drop := pruned.report.extra.get("max_drop"):
+        on_first(lambda: add_curve(out, tried_chart(drop, title=Path(source.name).name, standalone=True)))
 
 
 def write_report(record: dict[str, Any], source: Source, path: Path, *, force: bool = False) -> None:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shearling._version import versions
+from shearling.checkpoint.record import add_curve
+from shearling.engine.distributed import on_first
 from shearling.engine.progress import Watcher
 from shearling.evaluation.exam import Exam
-from shearling.files import weights_digest
+from shearling.files import RECORD, weights_digest
 from shearling.latency.table import check_fits, load_table
 from shearling.latency.timing import device_name
 from shearling.methods import Method, method_of
@@ -211,8 +213,19 @@ def _finish(store: Store, skipped: list[dict[str, Any]], source: Source) -> dict
         title = f"{Path(source.name).name}: {dense['task']}"
         curve = curve_chart(store.results, dense=dense, title=title)
         write_all({out / CURVE: curve, out / PAGE: sweep_page(store.results, store.facts, title=title)})
+        on_first(lambda: _draw_curves(store, title))
         files |= {"curve": str(out / CURVE), "report": str(out / PAGE)}
     return {"out": str(out), "dense": dense, "results": store.results, "skipped": skipped, "files": files}
+
+
+def _draw_curves(store: Store, title: str) -> None:
+    """The curve on the card of every saved model, which is marked in it."""
+    from shearling.report.points import curve_chart
+
+    for row in store.results:
+        place = store.folder / row.get("model", "")
+        if "model" in row and (place / RECORD).is_file():
+            add_curve(place, curve_chart(store.results, dense=store.facts["dense"], title=title, this=row))
 
 
 def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[str, Any]:

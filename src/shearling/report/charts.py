@@ -32,7 +32,6 @@ NAMED = {"ink": ("#1b242c", "#e6edf3"), "soft": ("#5d6b78", "#9aa9b6"), "grid": 
 GROUND = ("#ffffff", "#131a20")
 INK, SOFT, GRID = (pair[0] for pair in NAMED.values())
 MARKS = "osD^"
-HALO = ".chart text{paint-order:stroke;stroke:var(--ground);stroke-width:3px}"  # words stay legible across lines
 
 
 @dataclass(frozen=True)
@@ -87,10 +86,11 @@ def chart(
     with _drawing(f"{title} {x_label} {y_label}") as figure_of:
         figure = figure_of(5.5, 3.9)
         axes = figure.subplots()
-        for number, level in enumerate(sorted(levels, key=lambda one: -one.y)):  # words above the first, below the rest
+        for number, level in enumerate(sorted(levels, key=lambda one: -one.y)):
             axes.axhline(level.y, color=INK if level.strong else SOFT, lw=1.2, ls=(0, (5, 3)) if level.strong else ":")
-            axes.annotate(level.label, (0.01, level.y), xycoords=("axes fraction", "data"), color=SOFT, fontsize=10,
-                          xytext=(0, -3 if number else 3), textcoords="offset points", zorder=5,
+            # Beside the chart, where no point is covered; above the line for the first, below for the rest.
+            axes.annotate(level.label, (1.01, level.y), xycoords=("axes fraction", "data"), color=SOFT, fontsize=11,
+                          xytext=(0, -1 if number else 1), textcoords="offset points",
                           va="top" if number else "bottom")  # fmt: skip
         for number, one in enumerate(series):
             _draw_series(axes, one, number)
@@ -217,7 +217,7 @@ def _svg(figure: Any, *, standalone: bool) -> str:
     end = text.index(">", start)
     wanted = r'viewBox="[^"]*"|width="[^"]*"|height="[^"]*"' if standalone else r'viewBox="[^"]*"'
     size = " ".join(re.findall(wanted, text[start:end]))
-    ground = f'<style>{palette()}{HALO}</style><rect width="100%" height="100%" style="fill: var(--ground)"/>'
+    ground = f'<style>{palette()}</style><rect width="100%" height="100%" style="fill: var(--ground)"/>'
     head = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" class="chart" role="img"'
     before, after = ('<?xml version="1.0" encoding="utf-8"?>\n', ground) if standalone else ("", "")
     return f"{before}<svg {head} {size}>{after}{text[end + 1 :]}"

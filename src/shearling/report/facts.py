@@ -126,7 +126,9 @@ def card_of(row: Row) -> Card:
     """A row as a big number."""
     if row.name.startswith("latency") and row.change:
         return Card("speed, measured", row.change, row.name.removeprefix("latency, "))
-    number = row.pruned if row.dense in ("", UNKNOWN) else f"{row.dense} → {row.pruned}"
+    unit = row.pruned.rpartition(" ")[1:]  # said once, where both have it
+    dense = row.dense.removesuffix("".join(unit)) if unit[0] else row.dense
+    number = row.pruned if row.dense in ("", UNKNOWN) else f"{dense} → {row.pruned}"
     return Card(row.name, number, row.note or f"{row.change} of dense")
 
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, Template, select_autoescape
 
 from shearling._version import __version__
-from shearling.report.charts import COLOURS, HALO, palette
+from shearling.report.charts import COLOURS, palette
 from shearling.report.facts import (
     FOOTNOTE,
     KINDS,
@@ -191,7 +191,7 @@ def _flat(values: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
 
 def _render(*, compared: Facts | None = None, **parts: Any) -> str:
     return template("page.html").render(
-        compared=compared, palette=palette() + HALO, version=__version__, footnote=FOOTNOTE, colours=len(COLOURS),
+        compared=compared, palette=palette(), version=__version__, footnote=FOOTNOTE, colours=len(COLOURS),
         **{"sides": ("dense", "pruned"), **parts},
     )  # fmt: skip
 

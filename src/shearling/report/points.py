@@ -84,7 +84,7 @@ def curve_chart(
     value, metric, axis = float(facts["value"]), str(results[0]["metric"]), kind or asked_kind(results)
     levels = [Level(value, f"dense {value:.2f}", strong=True)]
     if metric != "perplexity":  # points of a metric out of 100; a perplexity has none
-        levels.append(Level(value - 1, "1 point below"))
+        levels.append(Level(value - 1, "1 point less"))
     marked = []
     best = this or (pick(results) if all("constraint" in row for row in results) else None)
     if best is not None and (at := place(best, axis)) is not None:
@@ -112,7 +112,8 @@ def tried_chart(drop: Mapping[str, Any], *, title: str = "", standalone: bool = 
     dense, allowed, lower = drop["dense"], drop["allowed"], drop["metric"] != "perplexity"
     levels = [Level(dense, f"dense {dense:.2f}", strong=True)]
     if allowed:
-        levels.append(Level(dense - allowed if lower else dense + allowed, "the most that may be lost"))
+        least, told = (dense - allowed, "lowest allowed") if lower else (dense + allowed, "highest allowed")
+        levels.append(Level(least, told))
     chosen = min((one for one in found if one["allowed"]), key=lambda one: float(one["budget"]))
     return chart(
         [

@@ -29,27 +29,40 @@ def export(
         ),
     ] = None,
     format_: Annotated[
-        str, typer.Option("--format", help="onnx, torch, openvino, gguf, ctranslate2; or list: which suit MODEL.")
+        str,
+        typer.Option(
+            "--format",
+            help="onnx, torch, openvino, gguf, ctranslate2; or list: which suit MODEL.",
+            rich_help_panel=o.FORMAT,
+        ),
     ] = "onnx",
-    fp16: Annotated[bool, typer.Option("--fp16", help="Half precision.")] = False,
-    int8: Annotated[bool, typer.Option("--int8", help="8-bit integers; gguf: q8_0.")] = False,
+    fp16: Annotated[bool, typer.Option("--fp16", help="Half precision.", rich_help_panel=o.FORMAT)] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="8-bit integers; gguf: q8_0.", rich_help_panel=o.FORMAT)] = False,
     quantise: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="How --int8 ranges activations: dynamic (each batch), static (calibrated on --data)."),
+        typer.Option(
+            help="How --int8 ranges activations: dynamic (each batch), static (calibrated on --data).",
+            rich_help_panel=o.FORMAT,
+        ),
     ] = None,
     dtype: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="gguf: f16 or q8_0."),
+        typer.Option(help="gguf: f16 or q8_0.", rich_help_panel=o.FORMAT),
     ] = None,
     data: o.Data = None,
     task: o.Task = None,
     eval_: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--eval", help="Labelled rows to score the dense model, MODEL and the file on."),
+        typer.Option(
+            "--eval", help="Labelled rows to score the dense model, MODEL and the file on.", rich_help_panel=o.INPUT
+        ),
     ] = None,
     dense: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="A model to compare size and latency with; by default the one it was pruned from."),
+        typer.Option(
+            help="A model to compare size and latency with; by default the one it was pruned from.",
+            rich_help_panel=o.INPUT,
+        ),
     ] = None,
     trust_remote_code: o.TrustRemoteCode = False,
     force: o.Force = False,

@@ -11,6 +11,7 @@ INPUT = "Model and data"
 CONSTRAINT = "Constraint"
 OUTPUT = "Output"
 METHOD = "Method"
+FORMAT = "Format"
 ADVANCED = "Advanced"
 
 Model = Annotated[
@@ -45,7 +46,7 @@ Metric = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(
         "--metric",
-        help="Judge by this: ndcg@10, mrr@10, r@1, r@10, spearman, auc, ...; the task's usual.",
+        help="Judge by this: ndcg@10, mrr@10, r@1, r@10, spearman, auc, ...; by default the task's usual.",
         rich_help_panel=INPUT,
     ),
 ]
@@ -61,7 +62,7 @@ Pooling = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(
         "--pooling",
-        help="Embedding models whose files do not say: mean, cls, last, max, weighted_mean.",
+        help="Embedding models whose files do not say it: mean, cls, last, max, weighted_mean.",
         rich_help_panel=INPUT,
     ),
 ]
@@ -88,7 +89,7 @@ Samples = Annotated[
     str,
     typer.Option(
         "--samples",
-        help="Examples to calibrate on: a number, or auto (2,048, or fewer where fewer do).",
+        help="Examples to calibrate on: a number, or auto (2,048, or fewer where that is enough).",
         metavar="auto|N",
         rich_help_panel=INPUT,
     ),

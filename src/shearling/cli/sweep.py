@@ -44,10 +44,12 @@ def sweep(
         Optional[Path],  # noqa: UP045
         typer.Option(help="What `shearling profile` wrote.", rich_help_panel=o.CONSTRAINT),
     ] = None,
-    methods: Annotated[str, typer.Option(help="Comma-separated.", rich_help_panel=o.METHOD)] = "surgeon",
+    methods: Annotated[str, typer.Option(help="Methods, comma-separated.", rich_help_panel=o.METHOD)] = "surgeon",
     seeds: Annotated[
         str,
-        typer.Option("--seeds", "--seed", help="Comma-separated; each draws its own sample.", rich_help_panel=o.METHOD),
+        typer.Option(
+            "--seeds", "--seed", help="Seeds, comma-separated; each draws its own sample.", rich_help_panel=o.METHOD
+        ),
     ] = "0",
     save: Annotated[
         bool, typer.Option("--save", help="Keep the pruned models under OUT/models.", rich_help_panel=o.OUTPUT)

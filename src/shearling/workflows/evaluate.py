@@ -48,7 +48,7 @@ def evaluate(
 
     model       a transformers model, a directory or Hub id, a SentenceTransformer or CrossEncoder
     data        labelled rows: a file name, a `datasets.Dataset`, or a list of dicts; by default the task's own dev set
-    tokenizer   the one that lies beside the model, unless given
+    tokenizer   by default the one that lies beside the model
     task        sst2, mnli, squad, ... or classification, sts, retrieval, ...; by default what the head is for
     metric      one of the task's others, such as r@1
     index       retrieval: who embeds the passages; `dense`, or a directory. By default the model scored
@@ -56,7 +56,7 @@ def evaluate(
     text_columns, label_column  where the texts and labels are, if the task does not tell
     limit       score on the first `limit` rows only
     max_length  cut texts to this many tokens
-    batch_size  examples at a time; what suits the device, unless given
+    batch_size  examples at a time; by default what suits the device
     device, dtype  for a model that is loaded by name: auto, cpu, cuda; float32, bfloat16, float16
     compile     run the model through torch.compile
     trust_remote_code  run code that the model brings along

@@ -13,7 +13,7 @@ from shearling import pipeline
 from shearling.engine.progress import Watcher
 from shearling.methods import Method, method_of
 from shearling.pipeline import Plan, Pruned, Samples
-from shearling.workflows.given import Data, is_transformer, needs_reading
+from shearling.workflows.given import Data, is_transformer, needs_reading, renamed
 from shearling.workflows.progress import READING, ProgressLike, stages_of, watcher_of, watching
 
 if TYPE_CHECKING:
@@ -47,13 +47,14 @@ def prune(
     text_columns: Sequence[str] | None = None,
     label_column: str | None = None,
     max_length: int | None = None,
-    length: float | None = None,
+    flops_length: float | None = None,
     pooling: str | None = None,
     device: str = "auto",
     dtype: str | None = None,
     trust_remote_code: bool = False,
     progress: ProgressLike = True,
     watcher: Watcher | None = None,
+    length: float | None = None,
 ) -> Pruned:
     """Prune once, without retraining. The model is left untouched; the result holds a smaller copy.
 
@@ -62,7 +63,7 @@ def prune(
 
     model       a transformers model, a directory or Hub id, a SentenceTransformer or CrossEncoder
     data        a list of texts or of pairs, a file name, a raw or tokenised `datasets.Dataset`, a DataLoader, batches
-    tokenizer   for texts; the one that lies beside the model, unless given
+    tokenizer   for texts; by default the one that lies beside the model
 
     flops, params, latency  the constraint: keep at most this share of the layers' FLOPs, of their parameters, of the
                 model's time; several hold together
@@ -85,13 +86,14 @@ def prune(
     index       retrieval: who embeds the passages; `dense` is the original, else each model embeds its own
     text_columns, label_column  where texts and labels are in files and raw data sets, if the task does not tell
     max_length  cut texts to this many tokens
-    length      tokens of an example, for counting FLOPs; the sample's mean unless given
+    flops_length  count FLOPs at this many tokens an example; by default the sample's mean
     pooling     of an embedding model whose files do not say it: mean, cls, last, max, weighted_mean
     device, dtype  for a model that is loaded by name: auto, cpu, cuda; float32, bfloat16, float16
     trust_remote_code  run code that the model brings along
     progress    True, False, or a function called with (stage, done, total)
-    watcher     the old name of a function for `progress`
+    watcher, length  the old names of `progress` and `flops_length`
     """
+    length = renamed("length", "flops_length", length, flops_length)
     chosen = method_of(method)
     expected = stages_of(chosen, scored=eval is not None, drop=max_drop is not None)
     with watching(watcher_of(progress, watcher), expected) as watch:
@@ -134,13 +136,14 @@ def measure(
     text_columns: Sequence[str] | None = None,
     label_column: str | None = None,
     max_length: int | None = None,
-    length: float | None = None,
+    flops_length: float | None = None,
     pooling: str | None = None,
     device: str = "auto",
     dtype: str | None = None,
     trust_remote_code: bool = False,
     progress: ProgressLike = True,
     watcher: Watcher | None = None,
+    length: float | None = None,
 ) -> Plan:
     """Look at the model once, over a sample of its data; the plan then prunes to any constraint.
 
@@ -149,6 +152,7 @@ def measure(
 
     The parameters are those of `shearling.prune`.
     """
+    length = renamed("length", "flops_length", length, flops_length)
     chosen = method_of(method)
     with watching(watcher_of(progress, watcher), READING | dict(chosen.stages)) as watch:
         if _ready(model, data):

@@ -71,7 +71,7 @@ def sweep(
     text_columns: Sequence[str] | None = None,
     label_column: str | None = None,
     max_length: int | None = None,
-    length: float | None = None,
+    flops_length: float | None = None,
     batch_size: int | None = None,
     device: str = "auto",
     dtype: str | None = None,
@@ -106,7 +106,7 @@ def sweep(
     ).checked()
     source = Source(
         model, data, task, text_columns, label_column, max_length, batch_size, samples, grid.seeds[0], device, dtype,
-        trust_remote_code, length, metric, index, pooling, tokenizer,
+        trust_remote_code, flops_length, metric, index, pooling, tokenizer,
     )  # fmt: skip
     with watching(progress, STAGES) as watcher:
         return sweep_source(

@@ -42,7 +42,7 @@ def test_every_parameter_is_documented(name: str) -> None:
         assert parameter.annotation is not inspect.Parameter.empty
 
 
-# What only a terminal needs, and what is set on a method object in Python; `eval` and `format` are built-in names there.
+# What only a terminal needs, and what is set on a method object in Python.
 TERMINAL = {"as_json", "budget", "dry_run", "html", "length", "plot", "quiet", "record", "report"}
 SETTINGS = {
     "settings", "labels", "refit", "realign", "polish",

@@ -35,12 +35,12 @@ class Source:
 
     model       a directory, an id on the Hub, a transformers model, a SentenceTransformer or a CrossEncoder
     data        a file name, texts, pairs, rows, a data set, or batches
-    batch_size  of scoring; what suits the device, unless given
-    length      tokens of an example, for counting FLOPs; the sample's mean unless given
-    metric      the task's usual one, unless given
+    batch_size  of scoring; by default what suits the device
+    length      tokens of an example, for counting FLOPs; by default the sample's mean
+    metric      by default the task's usual one
     index       of a search: `dense`, or a model that embeds the passages; else the model scored
     pooling     of an embedding model, where its files do not say it
-    tokenizer   the one that lies beside the model, unless given
+    tokenizer   by default the one that lies beside the model
     """
 
     model: Any

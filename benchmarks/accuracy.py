@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,14 @@ sys.path.insert(0, str(ROOT / "experiments"))
 from common import PAPER, SURGEON, Lab, arguments, execute, lab_of  # noqa: E402
 from tables import BENCHMARKS, put, read  # noqa: E402
 
-BUDGETS = (0.7, 0.5, 0.3, 0.2, 0.1)
+BUDGETS = (0.7, 0.5, 0.3, 0.2, 0.1, 0.05)
 METHODS = (SURGEON, PAPER)
 TITLES = {"sst2": "SST-2", "stsb": "STS-B", "mrpc": "MRPC", "qnli": "QNLI"}
 
 
-def rows(lab: Lab) -> Iterator[dict[str, Any]]:
-    for method in METHODS:
-        for flops in BUDGETS:
+def rows(lab: Lab, methods: str = "", budgets: str = "") -> Iterator[dict[str, Any]]:
+    for method in [m for m in METHODS if m.name in methods] or METHODS:
+        for flops in [float(budget) for budget in budgets.split(",") if budget] or BUDGETS:
             for task in lab.tasks:
                 yield {"method": method.name, **lab.mean(task, method, flops)}
 
@@ -54,11 +55,14 @@ def _cell(row: dict[str, Any]) -> str:
 def main() -> None:
     parser = arguments(__doc__)
     parser.set_defaults(out=Path(__file__).parent / "results", seeds="0,1,2,3,4")
+    parser.add_argument("--methods", default="", help="surgeon or paper alone")
+    parser.add_argument("--budgets", default="", help="comma-separated, instead of the table's")
     parser.add_argument("--write-docs", action="store_true", help="only put the kept results into docs/results.md")
     if "--write-docs" in sys.argv:
         put("docs/results.md", "results", table(read(BENCHMARKS / "accuracy.json")["rows"]))
         return
-    print(table(execute("accuracy", rows, lab_of(parser.parse_args()))))
+    options = parser.parse_args()
+    print(table(execute("accuracy", partial(rows, methods=options.methods, budgets=options.budgets), lab_of(options))))
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ class Lab:
                 "dense": self.bench(task).dense, "ratio": report.flops.ratio,
                 "seconds": {**report.seconds, "total": sum(report.seconds.values())},
                 "evaluate_seconds": result.seconds, "layers": report.layers,
-                "notes": [r.note for r in report.repairs if r.note],
+                "notes": [r.note for r in report.repairs if r.note], "polish": report.polish,
             })  # fmt: skip
         return self._points[key]
 

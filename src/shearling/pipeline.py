@@ -19,6 +19,7 @@ from shearling.engine.agreement import Agreement, Answers, agreement, answers, h
 from shearling.engine.distributed import fail_together, on_first, rank_and_world
 from shearling.engine.hooks import device_of
 from shearling.engine.memory import with_smaller_batches
+from shearling.engine.polish import Polished, polish
 from shearling.engine.precision import used_precision
 from shearling.engine.progress import Stages, Watcher
 from shearling.engine.teacher_states import TeacherStates
@@ -34,7 +35,7 @@ from shearling.report.record import Cost, Report
 from shearling.sample.batch import Batch
 from shearling.sample.read import accepted_by, sample_of
 from shearling.sample.sample import Sample
-from shearling.verify import check_cut, check_tokens, prunable, self_check
+from shearling.verify import check_cut, check_finite, check_tokens, prunable, self_check
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -125,11 +126,14 @@ class Plan:
         student, repairs = self._repair(student, kept, stages)
         with stages("check"):
             difference = self_check(teacher, student, kept, self.sample, limits)
+        polished = self._polish(student, kept, stages)
         with stages("agreement"):
             alike = on_first(lambda: self._agreement(student))
         report = self._report(student, limits, stages, repairs, difference)
         if alike is not None:
             report, warnings = replace(report, agreement=alike.to_json()), [*warnings, *alike.warnings]
+        if polished is not None:
+            report = replace(report, polish=polished.to_json())
         return Pruned(student.model, kept, replace(report, extra=extra, warnings=[*report.warnings, *warnings]))
 
     @cached_property
@@ -176,6 +180,25 @@ class Plan:
             precision=self.method.precision,
             alone=world == 1,
         )
+
+    def _polish(self, student: Structure, kept: list[Tensor], stages: Stages) -> Polished | None:
+        """Distil the student from the dense model, where the method asks for it."""
+        if self.method.polish == "off":
+            return None
+        share = count_macs(student, self.lengths) / count_macs(self.structure, self.lengths)
+        with stages("polish") as progress:
+            found = polish(
+                self.structure,
+                student,
+                self.sample,
+                self.method.polish,
+                share=share,
+                expected_loss=self.method.expected_loss(self.evidence, self.structure, kept, self.lengths),
+                seed=self.seed,
+                progress=progress,
+            )
+        check_finite(student.model)
+        return found
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Keep the measurement (not the model or the sample) for another session."""

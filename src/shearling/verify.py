@@ -67,9 +67,7 @@ def self_check(
     teacher: Structure, student: Structure, kept: Sequence[Tensor], sample: Sample, limits: Sequence[Limit]
 ) -> float:
     """The largest relative difference between the shrunk and the masked model; raises `CheckFailed`."""
-    for name, parameter in student.model.named_parameters():
-        if not parameter.isfinite().all():
-            raise CheckFailed(f"'{name}' of the pruned model holds values that are not finite. Nothing was saved.")
+    check_finite(student.model)
     counts = [s.units for s in student.sublayers]
     for limit in limits:
         if not limit.holds(counts):
@@ -78,6 +76,13 @@ def self_check(
                 "Nothing was saved; please report this with the command you ran."
             )
     return _compare(teacher, student, kept, sample)
+
+
+def check_finite(model: nn.Module) -> None:
+    """Every weight is a number."""
+    for name, parameter in model.named_parameters():
+        if not parameter.isfinite().all():
+            raise CheckFailed(f"'{name}' of the pruned model holds values that are not finite. Nothing was saved.")
 
 
 def check_cut(teacher: Structure, student: Structure, kept: Sequence[Tensor], sample: Sample) -> float:

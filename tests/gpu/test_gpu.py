@@ -19,6 +19,7 @@ import pytest
 import torch
 
 import shearling
+import shearling.engine.memory
 from data.tiny import bert_config, bert_tokenizer, build
 from families import tiny_batches, tiny_model
 from tiny import batches_of, model_of
@@ -139,8 +140,11 @@ def test_a_full_gpu_leaves_the_sums_to_the_host(monkeypatch: pytest.MonkeyPatch)
 
 
 @EVERY_METHOD
-def test_memory_runs_out_half_way(method: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_runs_out_half_way(
+    method: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A real failed allocation, in the second batch that is too large; the work goes on with smaller ones."""
+    monkeypatch.setitem(shearling.engine.memory.BACKWARD_TOKENS, "cuda", 64)  # several batches
     model, seen = on_gpu(wide()), []
 
     def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -266,3 +270,32 @@ def test_two_processes_share_one_gpu(tmp_path: Path) -> None:
     for name, value in alone.model.state_dict().items():
         assert torch.equal(first["weights"][name], second["weights"][name])
         torch.testing.assert_close(first["weights"][name], value.cpu(), rtol=1e-6, atol=1e-8)
+
+
+def test_polish_replays_its_steps_and_gives_what_plain_steps_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without CUDA graphs, and near the CPU's result; twice the same."""
+    method = shearling.Surgeon(precision="float32", polish=4)
+
+    def states(device: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        model = model_of("bert", "SequenceClassification").to(device)
+        found = shearling.prune(model, batches_of(8, 8), flops=0.3, method=method)
+        assert found.report.polish is not None
+        return {k: v.cpu() for k, v in found.model.state_dict().items()}, found.report.polish
+
+    replayed, told = states("cuda")
+    assert told["after"] < told["before"]
+    again, _ = states("cuda")
+    for name, value in replayed.items():
+        assert torch.equal(value, again[name]), name
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda.CUDAGraph, "capture_begin", _refusing)
+        plain, _ = states("cuda")
+    here, cpu = states("cpu")
+    for name, value in replayed.items():
+        torch.testing.assert_close(value, plain[name], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(value, here[name], rtol=0.05, atol=5e-3)
+    assert cpu["after"] == pytest.approx(told["after"], rel=0.1)
+
+
+def _refusing(*args: Any, **kwargs: Any) -> None:
+    raise RuntimeError("not now")

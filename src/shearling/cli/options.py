@@ -146,6 +146,11 @@ def samples(value: str) -> int | Literal["auto"]:
     return int(value)
 
 
+def polish(value: str) -> int | str:
+    """A number of passes, or the words as they are."""
+    return int(value) if value.isdecimal() else value
+
+
 def renamed(old: str, new: str, given: float | None, value: float | None) -> float | None:
     """The value of an option that had another name; the old name works, with a warning."""
     if given is None:

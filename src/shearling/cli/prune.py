@@ -119,6 +119,14 @@ def prune(
         bool,
         typer.Option("--realign/--no-realign", help="surgeon: realign what goes into units.", rich_help_panel=o.METHOD),
     ] = True,
+    polish: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help="Distil the result from MODEL: auto, off, a number of passes, or seconds (30s); surgeon: auto.",
+            metavar="auto|off|PASSES|SECONDSs",
+            rich_help_panel=o.METHOD,
+        ),
+    ] = None,
     importance: Annotated[
         str, typer.Option(help="paper: fisher, magnitude, gradient or random.", rich_help_panel=o.METHOD)
     ] = "fisher",
@@ -180,6 +188,7 @@ def prune(
     flags = {
         "labels": labels, "refit": refit, "realign": realign, "importance": importance, "allocation": allocation,
         "rearrange": rearrange, "tune": tune, "drop_sublayers": drop_sublayers,
+        **({} if polish is None else {"polish": o.polish(polish)}),
     }  # fmt: skip
     chosen = method_from(method, flags, settings or ())
     expected = stages_of(chosen, scored=evaluation is not None, drop=max_drop is not None)

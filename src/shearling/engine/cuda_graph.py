@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import gc
+import logging
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, suppress
 
 import torch
+
+logger = logging.getLogger("shearling")
 
 WARM_UP = 3
 
@@ -47,6 +51,65 @@ def recorded(step: Callable[[], object], device: torch.device) -> torch.cuda.CUD
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             step()  # recorded, not run
     return graph
+
+
+class Replays:
+    """Steps by name, each recorded as a CUDA graph when it comes up again and replayed from then on.
+
+    A step reads its inputs from tensors that stay where they are. Where there is no GPU, or where a step asks the host
+    something on its way and so cannot be recorded, steps just run.
+    """
+
+    def __init__(self, device: torch.device, *, record: bool = True) -> None:
+        self._record = record and device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if self._record else None
+        self._graphs: dict[Hashable, torch.cuda.CUDAGraph | None] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self._record else None
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """The stream that steps run and are recorded on."""
+        if self._stream is None:
+            yield
+            return
+        outside = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(outside)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            outside.wait_stream(self._stream)
+
+    def __call__(self, name: Hashable, step: Callable[[], object]) -> None:
+        """Run the step of this name once."""
+        graph = self._graphs.get(name)
+        if graph is None and self._record and name in self._graphs:
+            graph = self._graphs[name] = self._recorded(step)
+        if graph is not None:
+            graph.replay()
+        else:
+            self._graphs[name] = None
+            step()
+
+    def _recorded(self, step: Callable[[], object]) -> torch.cuda.CUDAGraph | None:
+        graph = torch.cuda.CUDAGraph()
+        collecting = gc.isenabled()
+        torch.cuda.synchronize()
+        gc.disable()  # freeing a tensor of another stream meanwhile would spoil the recording
+        try:
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            step()
+            graph.capture_end()
+        except RuntimeError as error:
+            with suppress(RuntimeError):
+                graph.capture_end()
+            logger.info("Going on without CUDA graphs: %s", error)
+            self._record = False
+            return None
+        finally:
+            if collecting:
+                gc.enable()
+        return graph
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def label_losses(model: Any, outputs: Any, batch: Batch) -> Tensor:
         return _token_loss(model, logits, target)
     if is_regression(model.config, logits):
         return ((logits - target.float().view_as(logits)) ** 2).mean(-1)
-    if _is_multi_label(model.config):
+    if is_multi_label(model.config):
         return F.binary_cross_entropy_with_logits(logits, target.float(), reduction="none").mean(-1)
     _in_range(target, logits.shape[-1])
     return F.cross_entropy(logits, target.long(), reduction="none")
@@ -66,12 +66,12 @@ def sampled_losses(model: Any, outputs: Any, batch: Batch, seed: int) -> Tensor:
         return _signed(embeddings(model, outputs, batch), batch, seed)
     logits: Tensor = outputs.logits.float()
     if logits.dim() == 3:
-        real = _token_mask(batch, logits)
+        real = token_mask(batch, logits)
         losses = _drawn_loss(logits, uniform(batch.indices, logits.shape[1], seed))  # [B, S]
         return (losses if real is None else losses * real).sum(-1)
     if is_regression(model.config, logits):
         return _signed(logits, batch, seed)
-    if _is_multi_label(model.config):
+    if is_multi_label(model.config):
         draw = uniform(batch.indices, logits.shape[-1], seed).to(logits.device)
         target = (draw < logits.detach().sigmoid()).float()
         return F.binary_cross_entropy_with_logits(logits, target, reduction="none").sum(-1)
@@ -120,18 +120,6 @@ def embeddings(model: Any, outputs: Any, batch: Batch) -> Tensor:
     return F.normalize(pooled, dim=-1) if pooling.direction_only else pooled
 
 
-def embedding_losses(student: Tensor, teacher: Tensor) -> Tensor:
-    """[B]: how far the student's embeddings [B, D] are from the teacher's, for training one on the other.
-
-    The squared distance to the teacher's embedding, and the squared error of the similarities within the batch, which
-    is what a search ranks by. Both are relative to the teacher's mean square length, so that models compare.
-    """
-    scale = teacher.square().sum(-1).mean().clamp_min(1e-12)
-    distance = (student - teacher).square().sum(-1) / scale
-    similarity = (student @ student.T - teacher @ teacher.T).square().mean(-1) / scale.square()
-    return distance + similarity
-
-
 def _span_loss(logits: Tensor, positions: Tensor) -> Tensor:
     # As in transformers, an answer before the window counts as its first token, one beyond it counts nothing.
     target = positions.long().clamp_min(0)
@@ -151,7 +139,8 @@ def _token_loss(model: Any, logits: Tensor, target: Tensor) -> Tensor:
     return losses.sum(-1) / counted.sum(-1).clamp_min(1)
 
 
-def _is_multi_label(config: Any) -> bool:
+def is_multi_label(config: Any) -> bool:
+    """Whether every class of the head may hold by itself."""
     return bool(getattr(config, "problem_type", None) == "multi_label_classification")
 
 
@@ -167,7 +156,8 @@ def _only(logits: Tensor, real: Tensor | None) -> Tensor:
     return logits if real is None else logits.masked_fill(real.to(logits.device) == 0, float("-inf"))
 
 
-def _token_mask(batch: Batch, logits: Tensor) -> Tensor | None:
+def token_mask(batch: Batch, logits: Tensor) -> Tensor | None:
+    """[B, S], 1 for real tokens, of the mask that belongs to the logits [B, S, C]; None where there is none."""
     for name in ("decoder_attention_mask", "attention_mask"):
         mask = batch.inputs.get(name)
         if mask is not None and mask.shape == logits.shape[:2]:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from shearling.costs import Limit
+from shearling.engine.polish import Polish
 from shearling.engine.precision import Precision
 from shearling.engine.progress import Stages
 from shearling.engine.teacher_states import TeacherStates
@@ -44,6 +45,7 @@ class Method:
     filter_step: ClassVar[int] = 1
     stages: ClassVar[Mapping[str, float]] = {}
     precision: Precision = "float32"  # of the products in passes over the sample, on a GPU
+    polish: Polish = "off"  # how long the repaired student is distilled from the dense model
 
     @property
     def wants_labels(self) -> WantsLabels:
@@ -83,6 +85,12 @@ class Method:
     ) -> str:
         """Why the examples measured so far will do for these limits; empty where more are wanted."""
         return ""
+
+    def expected_loss(
+        self, evidence: Evidence, structure: Structure, kept: Sequence[Tensor], lengths: Sequence[float]
+    ) -> float | None:
+        """The estimated rise of an example's loss, in nats, with these units kept; None where there is no estimate."""
+        return None
 
     def finished(self, evidence: Evidence) -> Evidence:
         """The evidence without what only further examples would need."""

@@ -15,6 +15,7 @@ from shearling.costs import Limit
 from shearling.engine.hooks import device_of
 from shearling.engine.memory import with_smaller_batches
 from shearling.engine.moments import Moments
+from shearling.engine.polish import Polish, checked_polish
 from shearling.engine.precision import Precision
 from shearling.engine.progress import Stages
 from shearling.engine.repair import repair_layers
@@ -56,6 +57,7 @@ class Paper(Method):
     damp        of the tuning (Eq. 27): 0 to 1e6
     precision   of the products in passes over the sample, on a GPU; docs/performance.md has what it changes
     drop_sublayers  where the layers' overheads alone exceed a latency, drop whole sublayers until they do not
+    polish      not the paper's, and off: distil the result from the dense model, as `surgeon` does
     """
 
     name: ClassVar[str] = "paper"
@@ -67,10 +69,12 @@ class Paper(Method):
     tune: bool = True
     damp: float = DAMP
     drop_sublayers: bool = True
+    polish: Polish = "off"
     precision: Precision = "bfloat16"
 
     def __post_init__(self) -> None:
         check_options(self, {"damp": DAMPING})
+        checked_polish(self.polish)
 
     @property
     def wants_labels(self) -> WantsLabels:

@@ -14,6 +14,7 @@ from shearling.engine.distributed import rank_and_world
 from shearling.engine.hooks import device_of
 from shearling.engine.memory import with_smaller_batches
 from shearling.engine.moments import Moments
+from shearling.engine.polish import Polish, checked_polish
 from shearling.engine.precision import Precision
 from shearling.engine.progress import Stages
 from shearling.engine.repair import repair_layers
@@ -51,6 +52,7 @@ class Surgeon(Method):
     realign  and, before that, what goes into the units
     labels   use the data's labels for the curvature, instead of labels drawn from the model
     damp, ridge  of the order and of the refit, as shares of the mean diagonal: 0 to 1e6
+    polish     distil the result from the dense model: "auto" where it is worth it, "off", passes, or seconds ("30s")
     precision  of the products in passes over the sample, on a GPU; docs/performance.md has what it changes
     """
 
@@ -62,10 +64,12 @@ class Surgeon(Method):
     labels: bool = False
     damp: float = DAMP
     ridge: float = RIDGE
+    polish: Polish = "auto"
     precision: Precision = "bfloat16"
 
     def __post_init__(self) -> None:
         check_options(self, {"damp": DAMPING, "ridge": DAMPING})
+        checked_polish(self.polish)
 
     @property
     def wants_labels(self) -> WantsLabels:
@@ -110,8 +114,23 @@ class Surgeon(Method):
             counts = self._counts(evidence, structure, limits, 1)
         except ConstraintError:
             return ""
-        loss = expected_loss(evidence, structure, counts, lengths)
+        loss = self._loss(evidence, structure, counts, lengths)
         return f"the estimated loss, {loss:.2g} nats an example, is below {SETTLED:g}" if loss <= SETTLED else ""
+
+    def expected_loss(
+        self, evidence: Evidence, structure: Structure, kept: Sequence[Tensor], lengths: Sequence[float]
+    ) -> float:
+        """By the error curves, at the number of units that stay in each sublayer."""
+        return self._loss(evidence, structure, [len(units) for units in kept], lengths)
+
+    def _loss(self, evidence: Evidence, structure: Structure, counts: Sequence[int], lengths: Sequence[float]) -> float:
+        """An error curve is tr(G dW A dW^T) per token; half of that, times the tokens of an example, is the
+        second-order change of its loss (for classes, of the divergence from the teacher's own prediction)."""
+        losses = (
+            0.5 * length * s.repeats * float(seen.order.error[s.units - count])
+            for seen, s, count, length in zip(evidence, structure.sublayers, counts, lengths, strict=True)
+        )
+        return sum(losses)
 
     def _counts(self, evidence: Evidence, structure: Structure, limits: Sequence[Limit], multiple_of: int) -> list[int]:
         errors = [seen.order.error.numpy()[::-1] for seen in evidence]  # by units kept
@@ -182,16 +201,3 @@ class Surgeon(Method):
                 raise ValueError(f"the order of the {sublayer.name} is damaged; measure again")
             found.append(Ordered(order))
         return found
-
-
-def expected_loss(evidence: Evidence, structure: Structure, counts: Sequence[int], lengths: Sequence[float]) -> float:
-    """The estimated rise of the loss of an example, in nats, with these units kept.
-
-    An error curve is tr(G dW A dW^T) per token; half of that, times the tokens of an example, is the second-order
-    change of its loss (for classes, of the divergence from the teacher's own prediction).
-    """
-    losses = (
-        0.5 * length * s.repeats * float(seen.order.error[s.units - count])
-        for seen, s, count, length in zip(evidence, structure.sublayers, counts, lengths, strict=True)
-    )
-    return sum(losses)

@@ -297,11 +297,14 @@ def _told(record: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _polish(found: Mapping[str, Any]) -> str:
-    told = [count(found["passes"], "pass")] if "passes" in found else []
+    if not found.get("passes"):
+        return str(found.get("why", "none"))
+    told = [count(found["passes"], "pass")]
     told += [f"over {count(found['examples'], 'example')}"] if "examples" in found else []
     if "before" in found and "after" in found:
         told.append(f"judge {found['before']:.4g} -> {found['after']:.4g}")
-    return ", ".join([*told, *([f"{found['seconds']:.1f} s"] if "seconds" in found else [])])
+    told += [f"{found['seconds']:.1f} s"] if "seconds" in found else []
+    return ", ".join([*told, *filter(None, [found.get("why")])])
 
 
 def retraining_of(found: Mapping[str, Any]) -> str:

@@ -73,7 +73,9 @@ RECORD = Schema(
             "evaluation?": record({**_EXAM, **each("dense pruned em?", NUMBER)}),
             "max_drop?": record({"metric": TEXT, "examples": COUNT, **each("dense value", NUMBER)}),
             "agreement?": record({"kind": TEXT, "value": NUMBER, "examples": COUNT}),
-            "polish?": record({**each("before? after? seconds?", NUMBER), **each("passes? examples?", COUNT)}),
+            "polish?": record(
+                {**each("before? after? seconds?", NUMBER), **each("passes? examples?", COUNT), "why?": TEXT}
+            ),
             "samples?": record({"used": COUNT, "given?": COUNT, "why?": TEXT}),
             **each("latency? timing?", _TIMING),
             "exports?": several(

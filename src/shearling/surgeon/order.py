@@ -93,18 +93,25 @@ def _order_batch(batch: Sequence[Curvature], damp: float, progress: Progress) ->
 
 
 class _State:
-    """B and C of L sublayers of one shape, behind a panel of updates that wait."""
+    """B and C of L sublayers of one shape, behind a panel of updates that wait.
 
-    def __init__(self, B: Tensor, C: Tensor, width: int) -> None:
-        self.B, self.C, self.width = B, C, width  # [L, n, n]
-        count, units = len(B), B.shape[1] // width
-        self.layers = torch.arange(count, device=B.device)
-        self.inside = torch.arange(width, device=B.device)
-        self.picked = torch.zeros(count, units, dtype=torch.long, device=B.device)
-        self.costs = torch.zeros(count, units, dtype=B.dtype, device=B.device)
-        self.done = torch.zeros(1, dtype=torch.long, device=B.device)
+    On a GPU a step is a few dozen tiny kernels that run one after the other, so what can be done for B and C at once
+    is: M stacks both, and the panel keeps R^T, B_S: and F^T of every update in one tensor.
+    """
+
+    def __init__(self, M: Tensor, width: int) -> None:
+        self.M, self.width = M, width  # [L, 2, n, n]
+        count, units = len(M), M.shape[2] // width
+        self.layers = torch.arange(count, device=M.device)
+        self.inside = torch.arange(width, device=M.device)
+        self.picked = torch.zeros(count, units, dtype=torch.long, device=M.device)
+        self.costs = torch.zeros(count, units, dtype=M.dtype, device=M.device)
+        self.counters = torch.zeros(2, dtype=torch.long, device=M.device)  # steps done; rows of the panel in use
+        self.advance = torch.tensor([1, width], device=M.device)
+        # Rows of B and C, corrected by the panel: B_S - R_S^T B and C_S - F_S^T R - R_S^T F, for R, B, F in the panel.
+        self.mix = M.new_tensor([[0, 0, 0], [1, 0, 0], [0, 0, 0], [0, 0, 1], [0, 0, 0], [1, 0, 0]])
         self.left = units
-        self._lay_out(torch.arange(units, device=B.device).expand(count, -1).contiguous())
+        self._lay_out(torch.arange(units, device=M.device).expand(count, -1).contiguous())
 
     @staticmethod
     def start(batch: Sequence[Curvature], damp: float) -> _State:
@@ -117,23 +124,21 @@ class _State:
             )
         # A sublayer that never fired still needs an inverse; its columns then cost nothing, as they should.
         B = torch.cholesky_inverse(damped_factor(A, damp))
-        return _State(B, W.mT @ G @ W, batch[0].width)
+        return _State(torch.stack([B, W.mT @ G @ W], 1), batch[0].width)
 
     def _lay_out(self, names: Tensor) -> None:
         """Start with an empty panel; `names` [L, units] are the units' numbers in the whole sublayer."""
         self.names = names
-        self.alive = torch.ones_like(names, dtype=torch.bool)
-        self.diagonal_B = _diagonal_blocks(self.B, self.width)  # [L, units, w, w]
-        self.diagonal_C = _diagonal_blocks(self.C, self.width)
-        shape = (len(names), max(PANEL, self.width), self.B.shape[1])
-        self.panel_R, self.panel_B, self.panel_F = (self.B.new_zeros(shape) for _ in range(3))
-        self.slot = torch.zeros(1, dtype=torch.long, device=self.B.device)  # the panel's first free row
+        self.gone = torch.zeros_like(names, dtype=torch.bool)
+        self.diagonal_B, self.diagonal_C = (_diagonal_blocks(self.M[:, i], self.width) for i in (0, 1))
+        self.panel = self.M.new_zeros(len(names), 3, max(PANEL, self.width), self.M.shape[2])  # R^T, B_S:, F^T
+        self.counters[1] = 0
         # Inverting blocks asks the host whether it went well, so only units of one column can be recorded.
-        self.loop = Loop(self._remove_cheapest, self.B.device if self.width == 1 else torch.device("cpu"))
+        self.loop = Loop(self._remove_cheapest, self.M.device if self.width == 1 else torch.device("cpu"))
 
     def remove_panel(self) -> None:
         """Take out the cheapest units, one after the other, until the panel is full; then work it in."""
-        steps = min(self.left, self.panel_R.shape[1] // self.width)
+        steps = min(self.left, self.panel.shape[2] // self.width)
         self.loop.run(steps)
         self.left -= steps
         self._flush()
@@ -141,52 +146,54 @@ class _State:
             self._compact()
 
     def _remove_cheapest(self) -> None:
-        w = self.width
-        scores = _traces(self.diagonal_C, self.diagonal_B).masked_fill(~self.alive, torch.inf)
-        cost, pick = scores.min(1, keepdim=True)  # [L, 1]
-        self.picked.index_copy_(1, self.done, self.names.gather(1, pick))
-        self.costs.index_copy_(1, self.done, cost)
-        self.alive.scatter_(1, pick, False)
+        w, done, slot = self.width, self.counters[:1], self.counters[1:]
+        cost, pick = _traces(self.diagonal_C, self.diagonal_B).masked_fill_(self.gone, torch.inf).min(1, keepdim=True)
+        self.picked.index_copy_(1, done, self.names.gather(1, pick))
+        self.costs.index_copy_(1, done, cost)
+        self.gone.scatter_(1, pick, True)
 
-        columns = pick * w + self.inside  # [L, w]
-        rows_B, rows_C = self._rows(columns)  # [L, w, n]: B_S: and C_S:
-        own_B, own_C = _take(rows_B, columns), _take(rows_C, columns)  # [L, w, w]
-        R = _inverse(own_B) @ rows_B  # R^T
-        F = rows_C - 0.5 * own_C @ R  # F^T
-        slots = self.slot + self.inside
-        self.panel_R.index_copy_(1, slots, R)
-        self.panel_B.index_copy_(1, slots, rows_B)
-        self.panel_F.index_copy_(1, slots, F)
-        self.slot += w
-        self.done += 1
+        columns = pick if w == 1 else pick * w + self.inside  # [L, w]
+        rows = self._rows(columns)  # [L, w, 2, n]: B_S: and C_S:
+        own = _take(rows.flatten(1, 2), columns).unflatten(1, (w, 2))  # [L, w, 2, w]
+        rows_B, rows_C = rows.unbind(2)
+        R = rows_B / own[:, :, 0] if w == 1 else torch.linalg.inv(own[:, :, 0]) @ rows_B  # R^T
+        F = torch.baddbmm(rows_C, own[:, :, 1], R, alpha=-0.5)  # F^T
+        self.panel.index_copy_(2, slot if w == 1 else slot + self.inside, torch.stack([R, rows_B, F], 1))
+        self.counters += self.advance
+        self._correct_diagonals(*(_by_unit(part, w) for part in (R, rows_B, F)))
 
-        R_blocks, B_blocks, F_blocks = (_by_unit(rows, w) for rows in (R, rows_B, F))  # [L, units, w, w]
-        self.diagonal_B -= _products(R_blocks, B_blocks)
-        product = _products(R_blocks, F_blocks)
-        self.diagonal_C -= product + product.mT
-
-    def _rows(self, columns: Tensor) -> tuple[Tensor, Tensor]:
+    def _rows(self, columns: Tensor) -> Tensor:
         """Rows of B and C as they would be had the panel been worked in; its free rows are zero."""
-        at = self.layers[:, None]
-        R_S, F_S = _take(self.panel_R, columns).mT, _take(self.panel_F, columns).mT  # [L, w, p]
-        rows_B = torch.baddbmm(self.B[at, columns], R_S, self.panel_B, alpha=-1)
-        rows_C = torch.baddbmm(self.C[at, columns], R_S, self.panel_F, alpha=-1)
-        return rows_B, torch.baddbmm(rows_C, F_S, self.panel_R, alpha=-1)
+        count, w = columns.shape
+        taken = self.panel.gather(3, columns[:, None, None].expand(-1, *self.panel.shape[1:3], -1))  # [L, 3, p, w]
+        weights = (self.mix @ taken.movedim(3, 1)).view(count, 2 * w, -1)  # [L, 2 w, 3 p]
+        rows = self.M[self.layers[:, None], :, columns].flatten(1, 2)  # [L, 2 w, n]
+        corrected: Tensor = torch.baddbmm(rows, weights, self.panel.flatten(1, 2), alpha=-1)
+        return corrected.view(count, w, 2, -1)
+
+    def _correct_diagonals(self, R: Tensor, B: Tensor, F: Tensor) -> None:
+        """The diagonal blocks after an update, from its blocks [L, units, w, w]."""
+        if self.width == 1:
+            self.diagonal_B.addcmul_(R, B, value=-1)
+            self.diagonal_C.addcmul_(R, F, value=-2)
+        else:
+            self.diagonal_B -= R.mT @ B
+            product = R.mT @ F
+            self.diagonal_C -= product + product.mT
 
     def _flush(self) -> None:
-        R, B, F = self.panel_R, self.panel_B, self.panel_F
-        self.B.baddbmm_(R.mT, B, alpha=-1)
-        self.C.baddbmm_(R.mT, F, alpha=-1).baddbmm_(F.mT, R, alpha=-1)
-        R.zero_()
-        F.zero_()
-        self.slot.zero_()
+        R, B, F = self.panel.unbind(1)
+        self.M[:, 0].baddbmm_(R.mT, B, alpha=-1)
+        self.M[:, 1].baddbmm_(R.mT, F, alpha=-1).baddbmm_(F.mT, R, alpha=-1)
+        self.panel.zero_()
+        self.counters[1] = 0
 
     def _compact(self) -> None:
         """Half the units are gone: go on with matrices of half the size."""
-        stay = self.alive.nonzero()[:, 1].view(len(self.B), -1)  # [L, left]
+        stay = (~self.gone).nonzero()[:, 1].view(len(self.M), -1)  # [L, left]
         columns = (stay[:, :, None] * self.width + self.inside).flatten(1)
         at = self.layers[:, None, None]
-        self.B, self.C = (M[at, columns[:, :, None], columns[:, None, :]] for M in (self.B, self.C))
+        self.M = torch.stack([self.M[at, i, columns[:, :, None], columns[:, None, :]] for i in (0, 1)], 1)
         self._lay_out(self.names.gather(1, stay))
 
 
@@ -206,15 +213,6 @@ def _by_unit(rows: Tensor, width: int) -> Tensor:
 def _take(rows: Tensor, columns: Tensor) -> Tensor:
     """rows [L, r, n] at columns [L, w] -> [L, r, w]."""
     return rows.gather(2, columns[:, None].expand(-1, rows.shape[1], -1))
-
-
-def _products(a: Tensor, b: Tensor) -> Tensor:
-    """a^T b of every block; the common case of blocks of one is no matrix product at all."""
-    return a * b if a.shape[-1] == 1 else a.mT @ b
-
-
-def _inverse(blocks: Tensor) -> Tensor:
-    return blocks.reciprocal() if blocks.shape[-1] == 1 else torch.linalg.inv(blocks)
 
 
 def _traces(C: Tensor, B: Tensor) -> Tensor:

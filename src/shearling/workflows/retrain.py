@@ -79,7 +79,7 @@ def retrain_source(
         "before": before and before.to_json(), "after": after and after.to_json(), "versions": versions(),
     }  # fmt: skip
     if guide is None:
-        del facts["alpha"], facts["temperature"]
+        del facts["alpha"], facts["temperature"], facts["hidden"]
     write_retrained(model, Path(source.model), out, record, facts, force=force)
     shutil.rmtree(work, ignore_errors=True)
     return {"retrained": facts, "model": source.model, "out": str(out)}

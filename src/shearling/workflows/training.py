@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shearling.checkpoint.pretrained import named_device
+from shearling.engine.distil import squared_error, variance
 from shearling.engine.distributed import rank_and_world
 from shearling.engine.progress import Watcher
 from shearling.engine.silence import quiet_transformers
@@ -38,6 +39,7 @@ class Recipe:
     """How to train: the defaults are the paper's.
 
     alpha, temperature  with a teacher: the weight of its answers against the labels', and how soft they are
+    hidden              with a teacher: the weight of its layers' hidden states beside its answers
     """
 
     epochs: float = 3.0
@@ -46,6 +48,7 @@ class Recipe:
     seed: int = 0
     alpha: float = 0.5
     temperature: float = 2.0
+    hidden: float = 1.0
 
     def checked(self) -> Recipe:
         """Complain about numbers that make no sense before any work is done."""
@@ -53,8 +56,8 @@ class Recipe:
             raise InputError(f"{self.epochs:g} epochs were asked for; give more than 0, the paper takes 3.")
         if not 0 < self.lr < 1:
             raise InputError(f"A learning rate of {self.lr:g} makes no sense; 2e-5 is the paper's.")
-        if not 0 <= self.alpha <= 1 or not self.temperature > 0:
-            raise InputError("alpha is a share in [0, 1] and the temperature is above 0.")
+        if not 0 <= self.alpha <= 1 or not self.temperature > 0 or not self.hidden >= 0:
+            raise InputError("alpha is a share in [0, 1], the temperature is above 0, hidden is a weight from 0 on.")
         return self
 
 
@@ -122,6 +125,21 @@ def distillation_loss(student: Any, teacher: Any, batch: dict[str, Tensor], temp
     return torch.stack(losses).mean()
 
 
+def hidden_loss(student: Any, teacher: Any, batch: dict[str, Tensor]) -> Tensor:
+    """Mean over layers of the squared error of the hidden states over the teacher's variance, as in polish."""
+    errors = []
+    for name, mask in (("hidden_states", "attention_mask"), ("encoder_hidden_states", "attention_mask"),
+                       ("decoder_hidden_states", "decoder_attention_mask")):  # fmt: skip
+        mine, theirs = (outputs.get(name) or () for outputs in (student, teacher))
+        if len(mine) != len(theirs):  # whole layers are gone
+            continue
+        for s, t in list(zip(mine, theirs, strict=True))[1:]:
+            real = batch.get(mask)
+            real = real.bool() if real is not None and real.shape == s.shape[:2] else None
+            errors.append(squared_error(s, t, real) / variance(t, real))
+    return torch.stack(errors).mean() if errors else torch.zeros((), device=next(iter(batch.values())).device)
+
+
 class _Numbers(torch.utils.data.Dataset[int]):
     """The examples by number; the collator looks them up, so that batches are padded to their own longest."""
 
@@ -162,11 +180,13 @@ def _trainer(
         ) -> Any:
             if teacher is None:
                 return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
-            outputs = model(**inputs)
+            outputs = model(**inputs, output_hidden_states=True)
             teacher.to(next(model.parameters()).device)
+            unlabelled = {name: tensor for name, tensor in inputs.items() if name not in TARGETS}
             with torch.no_grad():
-                wanted = teacher(**{name: tensor for name, tensor in inputs.items() if name not in TARGETS})
+                wanted = teacher(**unlabelled, output_hidden_states=True)
             loss = distillation_loss(outputs, wanted, inputs, recipe.temperature)
+            loss = loss + recipe.hidden * hidden_loss(outputs, wanted, inputs)
             if outputs.get("loss") is not None:
                 loss = recipe.alpha * loss + (1 - recipe.alpha) * outputs["loss"]
             return (loss, outputs) if return_outputs else loss

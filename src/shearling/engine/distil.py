@@ -1,0 +1,298 @@
+"""One student learning from one teacher: steps, the judge, and the best state so far.
+
+    loss = distance of the outputs + weight * mean over layers of || s - t ||^2 / || t - mean t ||^2
+
+over the real tokens of each layer's hidden states s and t.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from shearling.engine.cuda_graph import Replays
+from shearling.engine.distance import output_distance, output_scale
+from shearling.engine.distributed import add_up, rank_and_world
+from shearling.engine.hooks import device_of
+from shearling.engine.precision import Precision
+from shearling.engine.progress import Progress
+from shearling.engine.targets import Bucket, Observed, States, buckets_of
+from shearling.sample.sample import Sample
+
+MOST_TOKENS = {"cpu": 8192, "cuda": 32768}  # of a batch
+MOST_LOGITS = 2**28  # of a batch
+HALF = (torch.float16, torch.bfloat16)
+JUDGED = 4  # batches' worth of examples are judged at once: no gradients take up memory
+REFRESH = {"cpu": 4, "cuda": 1}  # passes over the same noise
+BETAS = (0.9, 0.98)  # of AdamW: a few hundred steps are too few for a longer memory
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a student is trained.
+
+    rate      of AdamW, after a short warm-up and before a linear decay to zero
+    examples  in a batch
+    hidden    weight of the hidden states beside the outputs
+    warm_up   share of the steps
+    noise     share of the tokens that those of other examples take the place of, anew every few passes; the teacher
+              says what becomes of them, so the student sees more of its function than the sample alone shows
+    """
+
+    rate: float = 3e-4
+    examples: int = 64
+    hidden: float = 10.0
+    warm_up: float = 0.05
+    noise: float = 0.1
+    precision: Precision = "tf32"  # the weights are small: casting them to bfloat16 costs more than it saves
+
+
+@contextmanager
+def trainable(model: nn.Module) -> Iterator[dict[nn.Parameter, torch.dtype]]:
+    """Everything but tables of embeddings takes gradients; a model in half precision is float32 meanwhile.
+
+    Yields those parameters, and the precision each will have again.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    before = [tensor.dtype for tensor in tensors]
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    weights = {p: p.dtype for p in model.parameters() if id(p) not in tables}
+    try:
+        for tensor in tensors:
+            if tensor.dtype in HALF:
+                tensor.data = tensor.data.float()
+        for weight in weights:
+            weight.requires_grad_()
+        yield weights
+    finally:
+        for tensor, dtype in zip(tensors, before, strict=True):
+            tensor.data = tensor.data.to(dtype)
+        for weight in weights:
+            weight.grad = None
+
+
+class Distiller:
+    """A student on its way to its teacher."""
+
+    def __init__(
+        self,
+        teacher: Observed,
+        student: Observed,
+        sample: Sample,
+        weights: dict[nn.Parameter, torch.dtype],
+        recipe: Recipe,
+        seed: int,
+    ) -> None:
+        self.student, self.recipe = student, recipe
+        self.config = student.structure.model.config
+        self.device = device_of(student.structure.model)
+        self.weights: list[Tensor] = list(weights)
+        self.dtypes = list(weights.values())
+        self.generator = torch.Generator().manual_seed(seed)
+        self.most_tokens = MOST_TOKENS.get(self.device.type, MOST_TOKENS["cpu"])
+        self.buckets = buckets_of(teacher, sample, self.most_tokens)
+        self._refresh()
+        self.scale, self.variances = self._scales()
+        self.judged = any(len(bucket.judging) for bucket in self.buckets)
+        self.total = torch.zeros((), dtype=torch.float64, device=self.device)  # of the judge
+        self.replays = Replays(self.device, record=all(bucket.resident(self.device) for bucket in self.buckets))
+        self.rows: dict[int, Tensor] = {}  # where recorded steps read their examples' places
+        self.start = [w.detach().clone() for w in self.weights]
+        self.best_state = [w.clone() for w in self.start]
+        self.before = self.best = self.judge()
+
+    def train(self, passes: int, progress: Progress, deadline: float | None = None) -> tuple[int, str]:
+        """So many passes: (passes done, a note where it ended early)."""
+        cuda = self.device.type == "cuda"
+        self.optimiser = torch.optim.AdamW(
+            self.weights,
+            lr=torch.tensor(self.recipe.rate, device=self.device) if cuda else self.recipe.rate,
+            betas=BETAS, weight_decay=0.0, fused=cuda, foreach=not cuda, capturable=cuda,
+        )  # fmt: skip
+        refresh = REFRESH.get(self.device.type, REFRESH["cpu"])
+        done = 0
+        try:
+            with self.replays.active():
+                for number in range(passes):
+                    if number and self.recipe.noise and number % refresh == 0:
+                        self._refresh()
+                    batches = self._shuffled()
+                    for at, (bucket, rows) in enumerate(batches):
+                        step = number * len(batches) + at
+                        self._set_rate(step / (passes * len(batches)))
+                        self.step(bucket, rows)
+                        progress(step + 1, passes * len(batches))
+                    done = number + 1
+                    self._keep_if_better()
+                    if deadline is not None and time.perf_counter() > deadline and done < passes:
+                        return done, f"out of time after {done} of {passes} passes; the best state so far is kept"
+        except KeyboardInterrupt:
+            return done, f"interrupted after {done} of {passes} passes; the best state so far is kept"
+        return done, ""
+
+    def _refresh(self) -> None:
+        for bucket in self.buckets:
+            bucket.fresh(max(1, self.most_tokens // bucket.tokens), self.recipe.noise, self.generator)
+
+    def step(self, bucket: int, rows: Tensor) -> None:
+        """One step on the examples at these places of a bucket."""
+        here = self.rows.setdefault(bucket, torch.empty_like(rows, device=self.device))
+        here.copy_(rows)
+
+        def step() -> None:
+            self.loss(self.buckets[bucket], here).backward()
+            self.optimiser.step()
+            self.optimiser.zero_grad(set_to_none=True)
+
+        self.replays(("step", bucket), step)
+
+    def loss(self, bucket: Bucket, rows: Tensor) -> Tensor:
+        """A scalar: distance of the outputs, and of the hidden states."""
+        batch = bucket.pick(rows)
+        wanted, found = bucket.wanted(rows, batch), self.student(batch)
+        distance = output_distance(self.config, found.outputs, wanted.outputs, batch, self.scale)
+        if not self.recipe.hidden:
+            return distance
+        return distance + self.recipe.hidden * self.hidden_loss(found, wanted, bucket.real_tokens(rows))
+
+    def hidden_loss(self, found: States, wanted: States, real: Sequence[Tensor | None]) -> Tensor:
+        """Mean over layers of the squared error over the variance of the teacher's hidden states."""
+        layers = zip(found.hidden, wanted.hidden, real, self.variances, strict=True)
+        errors = [squared_error(s, t, mask).to(self.device) / variance for s, t, mask, variance in layers]
+        return torch.stack(errors).mean()
+
+    @torch.no_grad()
+    def judge(self) -> float:
+        """Mean distance of the outputs over the examples kept out (over all, where there are none)."""
+        self.total.zero_()
+        count = 0
+        for number, bucket in enumerate(self.buckets):
+            places = bucket.judging if self.judged else bucket.fit
+            count += len(places)
+            for part, rows in enumerate(places.to(self.device).split(self._size(bucket, JUDGED))):
+                if len(rows):
+                    self.replays(("judge", number, part), partial(self._judge, bucket, rows))
+        return float(self.total) / count
+
+    def _judge(self, bucket: Bucket, rows: Tensor) -> None:
+        batch = bucket.pick(rows)
+        found, wanted = self.student(batch).outputs, bucket.wanted(rows, batch).outputs
+        self.total += len(rows) * output_distance(self.config, found, wanted, batch, self.scale).double()
+
+    def finish(self) -> bool:
+        """Leave the best state in the student, as its own precision holds it; whether it beats the start there.
+
+        Several processes take the same steps and may round differently: the first one's weights are everyone's.
+        """
+        self._write([value.to(dtype) for value, dtype in zip(self.best_state, self.dtypes, strict=True)])
+        self.best = self.judge() if self.best < self.before else self.before
+        kept = self.best < self.before
+        if not kept:
+            self._write(self.start)
+            self.best = self.before
+        self._agree()
+        return kept
+
+    def _agree(self) -> None:
+        rank, world = rank_and_world()
+        if world > 1:
+            with torch.no_grad():
+                for weight in self.weights:
+                    weight.mul_(float(rank == 0))
+                add_up([weight.data for weight in self.weights])
+
+    @contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """The student as it was, if something goes wrong."""
+        try:
+            yield
+        except BaseException:
+            self._write(self.start)
+            raise
+
+    def _keep_if_better(self) -> None:
+        found = self.judge()
+        if found < self.best:
+            self.best = found
+            with torch.no_grad():
+                torch._foreach_copy_(self.best_state, self.weights)
+
+    def _write(self, state: Sequence[Tensor]) -> None:
+        with torch.no_grad():
+            for weight, value in zip(self.weights, state, strict=True):
+                weight.copy_(value)
+
+    def seconds_of_pass(self) -> float:
+        """Estimated from one batch of every bucket; the first of all runs twice, to be warm."""
+        total = 0.0
+        for number, bucket in enumerate([self.buckets[0], *self.buckets]):
+            rows = torch.arange(min(len(bucket.batch), self._size(bucket)), device=self.device)
+            start = time.perf_counter()
+            self.loss(bucket, rows).backward()
+            for weight in self.weights:
+                weight.grad = None
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            if number:
+                judging = len(bucket.judging) / 3  # a forward pass without the backward one
+                total += (time.perf_counter() - start) * (len(bucket.fit) + judging) / len(rows)
+        return total
+
+    def _set_rate(self, share: float) -> None:
+        """Up over the warm-up, then down to zero, by the share of the steps that are done."""
+        up = self.recipe.warm_up
+        factor = min((share + 1e-3) / up, 1.0) if share < up else (1 - share) / (1 - up)
+        for group in self.optimiser.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(self.recipe.rate * factor)
+            else:
+                group["lr"] = self.recipe.rate * factor
+
+    def _size(self, bucket: Bucket, times: int = 1) -> int:
+        """Examples in a batch, or so many times more, as far as their tokens and logits allow."""
+        fits = min(self.most_tokens // bucket.tokens, MOST_LOGITS // bucket.logits)
+        return max(1, min(times * self.recipe.examples, fits))
+
+    def _shuffled(self) -> list[tuple[int, Tensor]]:
+        """One pass: every example once, in batches of one shape a bucket; a short last batch is filled up."""
+        batches = []
+        for number, bucket in enumerate(self.buckets):
+            drawn = bucket.fit[torch.randperm(len(bucket.fit), generator=self.generator)]
+            size = self._size(bucket)
+            if len(drawn) > size:
+                drawn = torch.cat([drawn, drawn[: -len(drawn) % size]])
+            batches += [(number, rows) for rows in drawn.split(size) if len(rows)]
+        order = torch.randperm(len(batches), generator=self.generator).tolist()
+        return [batches[i] for i in order]
+
+    @torch.no_grad()
+    def _scales(self) -> tuple[Tensor, list[Tensor]]:
+        """The scale of the outputs and the variance of every layer's hidden states, from the largest bucket."""
+        bucket = max(self.buckets, key=lambda bucket: len(bucket.batch))
+        rows = torch.arange(min(len(bucket.batch), self._size(bucket, JUDGED)), device=self.device)
+        states = bucket.wanted(rows, bucket.pick(rows))
+        layers = zip(states.hidden, bucket.real_tokens(rows), strict=True)
+        variances = [variance(hidden, real).to(self.device) for hidden, real in layers]
+        return output_scale(self.config, states.outputs), variances
+
+
+def squared_error(found: Tensor, wanted: Tensor, real: Tensor | None) -> Tensor:
+    """Mean over real tokens and dimensions of (s - t)^2, for [B, S, D] and the tokens that are real [B, S]."""
+    error = (found.float() - wanted.to(found.device).float()).square().mean(-1)  # [B, S]
+    if real is None:
+        return error.mean()
+    real = real.to(error.device)
+    return (error * real).sum() / real.sum().clamp_min(1)
+
+
+def variance(hidden: Tensor, real: Tensor | None) -> Tensor:
+    """Mean over dimensions of the variance over real tokens; a floor keeps constants from dividing by zero."""
+    tokens = hidden.float().flatten(0, 1) if real is None else hidden[real.to(hidden.device)].float()  # [tokens, D]
+    spread = tokens.var(0, correction=0).mean()
+    return spread.clamp_min(torch.finfo(torch.float32).tiny ** 0.5).maximum(1e-6 * tokens.square().mean())

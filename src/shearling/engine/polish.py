@@ -1,0 +1,156 @@
+"""Polish: distil the student from the teacher on the same unlabelled sample, end to end, after the repair.
+
+A repair fits one projection at a time; what is left is the interplay of the layers. One example in eight is kept out
+to judge by the distance of the outputs, and the best state by that judge stays: on those examples the student is never
+worse than it was before.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from shearling.engine.distil import Distiller, Recipe, trainable
+from shearling.engine.distributed import gathered, rank_and_world
+from shearling.engine.hooks import device_of, frozen
+from shearling.engine.memory import out_of_memory
+from shearling.engine.precision import kernels
+from shearling.engine.progress import Progress, silent
+from shearling.engine.targets import Observed
+from shearling.errors import InputError
+from shearling.models.structure import Structure
+from shearling.sample.sample import Sample
+
+Polish = Literal["auto", "off"] | int | str  # how long: passes, or seconds as "30s"
+PASSES = 40  # on a GPU
+FEWEST = 4
+ROOM = 3.0  # dense passes' worth of student passes that a CPU does: about what measuring and refitting take
+OVERHEAD = 0.15  # of a dense pass, in a student's that has no unit left
+WORTH = 0.01  # nats an example: the estimated loss from which on "auto" polishes
+PATIENCE = 1.5  # times the seconds asked for, before it ends early
+
+
+@dataclass(frozen=True)
+class Polished:
+    """What came of it. The judge is the distance of the outputs on the examples kept out."""
+
+    before: float | None
+    after: float | None
+    passes: int
+    seconds: float
+    examples: int
+    why: str = ""  # it ran, did not run, or ended early
+
+    def to_json(self) -> dict[str, Any]:
+        """The record's `polish`."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
+def checked_polish(polish: Polish) -> Polish:
+    """A setting that makes sense."""
+    seconds_of(polish)
+    if isinstance(polish, bool) or (isinstance(polish, int) and polish < 1):
+        raise InputError(_ASKED.format(polish))
+    return polish
+
+
+def seconds_of(polish: Polish) -> float | None:
+    """The seconds asked for; None where something else was."""
+    if isinstance(polish, int) or polish in ("auto", "off"):
+        return None
+    try:
+        seconds = float(str(polish).removesuffix("s"))
+    except ValueError:
+        seconds = 0.0
+    if not str(polish).endswith("s") or not 0 < seconds < float("inf"):
+        raise InputError(_ASKED.format(polish))
+    return seconds
+
+
+_ASKED = 'polish={!r} makes no sense; give "auto", "off", a number of passes, or seconds such as "30s".'
+
+
+def polish(
+    teacher: Structure,
+    student: Structure,
+    sample: Sample,
+    setting: Polish,
+    *,
+    share: float,
+    expected_loss: float | None = None,
+    recipe: Recipe | None = None,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> Polished:
+    """Change the student in place; on the examples kept out it is never worse than it was.
+
+    sample  all of it, also where several processes share the work: each takes the same steps
+    share   what a pass of the student costs of a dense one; on a CPU, cheaper students get more passes
+    expected_loss  in nats an example, by which "auto" decides; without an estimate it polishes
+    """
+    if setting == "auto" and expected_loss is not None and expected_loss < WORTH:
+        why = f"not worth it: the estimated loss, {expected_loss:.2g} nats an example, is below {WORTH:g}"
+        return Polished(None, None, 0, 0.0, sample.examples, why)
+    recipe = recipe or Recipe()
+    while True:
+        try:
+            found = _polish(teacher, student, sample, setting, share, recipe, seed, progress)
+        except KeyboardInterrupt:  # outside the passes: the student is as it was
+            why = "interrupted before it was done; the weights are as they were"
+            return Polished(None, None, 0, 0.0, sample.examples, why)
+        except RuntimeError as error:
+            if not out_of_memory(error) or recipe.examples == 1 or rank_and_world()[1] > 1:
+                raise
+        else:
+            return gathered({rank_and_world()[0]: found})[0]
+        recipe = replace(recipe, examples=recipe.examples // 2)
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _polish(
+    teacher: Structure,
+    student: Structure,
+    sample: Sample,
+    setting: Polish,
+    share: float,
+    recipe: Recipe,
+    seed: int,
+    progress: Progress,
+) -> Polished:
+    began = time.perf_counter()
+    with (
+        frozen(teacher.model),
+        frozen(student.model),
+        kernels(recipe.precision),
+        trainable(student.model) as weights,
+        Observed(teacher, recipe.precision).watched() as dense,
+        Observed(student, recipe.precision).watched() as pruned,
+    ):
+        distiller = Distiller(dense, pruned, sample, weights, recipe, seed)
+        limit = seconds_of(setting)
+        passes = _passes(setting, share, device_of(student.model))
+        if limit is not None:
+            left = limit - (time.perf_counter() - began)
+            passes = max(1, int(left / distiller.seconds_of_pass()))
+        with distiller.undone_on_error():
+            done, why = distiller.train(passes, progress, None if limit is None else began + PATIENCE * limit)
+            if not distiller.finish():
+                why = "; ".join(filter(None, [why, "no state was better than the first, which stays"]))
+    seconds = time.perf_counter() - began
+    return Polished(distiller.before, distiller.best, done, seconds, sample.examples, why)
+
+
+def _passes(setting: Polish, share: float, device: torch.device) -> int:
+    """As many as asked for; a GPU does all, a CPU as many as take about as long as everything before.
+
+    The number follows from the sizes alone, never from a clock, so that a run can be repeated.
+    """
+    if isinstance(setting, int):
+        return setting
+    if device.type == "cuda":
+        return PASSES
+    return min(PASSES, max(FEWEST, round(ROOM / (share + OVERHEAD))))

@@ -1,0 +1,248 @@
+"""The sample laid out for many passes: buckets of examples of one shape, and what the teacher makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shearling.engine.distance import compared
+from shearling.engine.hooks import by_example, device_of, run
+from shearling.engine.memory import free_bytes
+from shearling.engine.precision import Precision
+from shearling.models.structure import Structure
+from shearling.sample.batch import Batch
+from shearling.sample.sample import Group, Sample
+
+KEPT = torch.bfloat16  # hidden states of the teacher: the range of float32, and errors far below the student's
+HOST_BYTES = 4 * 2**30  # of the teacher's states, at most, on the host
+STEP = 8  # lengths are multiples of this
+SHAPES = {"cpu": 8, "cuda": 4}  # different lengths: every new one costs a GPU time, and a CPU nothing
+RESIDENT = 1 / 8  # of the free memory that inputs may take on a GPU
+
+
+@dataclass
+class States:
+    """What a model makes of some examples: outputs as `compared` picks them, and what each layer put out."""
+
+    outputs: dict[str, Tensor]
+    hidden: list[Tensor]  # [B, S, D] each, in the order the layers ran
+
+    @property
+    def bytes(self) -> int:
+        """Their size once kept."""
+        return sum(KEPT.itemsize * h.numel() for h in self.hidden) + sum(o.nbytes for o in self.outputs.values())
+
+
+class Observed:
+    """A model whose layers' outputs are caught on the way."""
+
+    def __init__(self, structure: Structure, precision: Precision) -> None:
+        self.structure, self.precision = structure, precision
+        self.stacks: list[int] = []  # of every layer that ran, in their order
+        self._caught: list[Tensor] = []
+
+    @contextmanager
+    def watched(self) -> Iterator[Observed]:
+        """Hooks on every layer, removed on the way out."""
+        with ExitStack() as hooks:
+            for number, stack in enumerate(self.structure.stacks):
+                for layer in stack.layers:
+                    hooks.callback(layer.register_forward_hook(self._catching(number)).remove)
+            yield self
+
+    def __call__(self, batch: Batch) -> States:
+        """One forward pass."""
+        self._caught, self.stacks = [], []
+        model = self.structure.model
+        outputs = run(model, batch, self.precision)
+        hidden, self._caught = [by_example(h, len(batch)) for h in self._caught], []
+        return States(compared(model, outputs, batch), hidden)
+
+    def _catching(self, number: int) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            self._caught.append(output if isinstance(output, Tensor) else output[0])
+            self.stacks.append(number)
+
+        return hook
+
+
+@dataclass
+class Bucket:
+    """Examples padded to one length, with the teacher's states for them.
+
+    fit, judging  places of the examples to fit and of those held out, on the host
+    real          for every layer, [n, S]: which tokens are not padding; None when all are
+    tokens        of one example, padding included
+    logits        that one example makes
+    kept          the teacher's states; None where it runs anew for every batch
+    """
+
+    batch: Batch
+    fit: Tensor
+    judging: Tensor
+    teacher: Observed
+    real: list[Tensor | None]
+    tokens: int
+    logits: int
+    kept: States | None = None
+
+    def pick(self, rows: Tensor) -> Batch:
+        """The examples at these places, given on the device they are wanted on."""
+        return _picked(self.batch, rows)
+
+    def wanted(self, rows: Tensor, batch: Batch) -> States:
+        """The teacher's states for the examples at these places."""
+        if self.kept is None:
+            with torch.no_grad():
+                return self.teacher(batch)
+        outputs = {name: _take(value, rows) for name, value in self.kept.outputs.items()}
+        return States(outputs, [_take(value, rows) for value in self.kept.hidden])
+
+    def real_tokens(self, rows: Tensor) -> list[Tensor | None]:
+        """For every layer, [B, S] of the examples at these places."""
+        return [None if real is None else _take(real, rows) for real in self.real]
+
+    def fresh(self, size: int, noise: float, generator: torch.Generator) -> None:
+        """Put new noise on the tokens of the examples to fit, and see what the teacher makes of them."""
+        ids = self.batch.inputs.get("input_ids")
+        if noise and ids is not None and len(self.fit) > 1:
+            at = self.fit.to(ids.device)
+            ids.index_copy_(0, at, noised(self.clean, self.movable, noise, generator).to(ids.device))
+        self.fill(self.fit, size)
+
+    @cached_property
+    def clean(self) -> Tensor:
+        """[fit, S], host: the tokens of the examples to fit, before any noise."""
+        return self.batch.inputs["input_ids"][self.fit.to(self.batch.inputs["input_ids"].device)].cpu()
+
+    @cached_property
+    def movable(self) -> Tensor:
+        """[fit, S], host: which of them are real and have no special meaning."""
+        special = torch.tensor(sorted(special_tokens(self.teacher.structure.model.config)))
+        mask = self.batch.masks.get("attention_mask")
+        plain = ~torch.isin(self.clean, special)
+        return (
+            plain
+            if mask is None or mask.shape != self.batch.inputs["input_ids"].shape
+            else plain & mask[self.fit].bool()
+        )
+
+    @torch.no_grad()
+    def fill(self, places: Tensor, size: int) -> None:
+        """Run the teacher over the examples at these places and keep its states, if they are kept at all."""
+        if self.kept is None:
+            return
+        for rows in places.to(device_of(self.teacher.structure.model)).split(size) if len(places) else ():
+            states = self.teacher(self.pick(rows))
+            for room, values in zip(self.kept.hidden, states.hidden, strict=True):
+                room.index_copy_(0, rows.to(room.device), values.to(room))
+            for name, values in states.outputs.items():
+                room = self.kept.outputs[name]
+                room.index_copy_(0, rows.to(room.device), values.to(room))
+
+    def resident(self, device: torch.device) -> bool:
+        """Whether everything a step needs is on this device already."""
+        if self.kept is None:
+            return False
+        tensors = [*self.batch.inputs.values(), *self.kept.hidden, *self.kept.outputs.values()]
+        return all(tensor.device == device for tensor in tensors)
+
+
+def _picked(batch: Batch, rows: Tensor) -> Batch:
+    return Batch({name: _take(value, rows) for name, value in batch.inputs.items()}, {}, torch.arange(len(rows)))
+
+
+def _take(values: Tensor, rows: Tensor) -> Tensor:
+    return values.index_select(0, rows.to(values.device)).to(rows.device, non_blocking=True)
+
+
+def buckets_of(teacher: Observed, sample: Sample, most_tokens: int) -> list[Bucket]:
+    """The sample by length, in a few shapes; what the teacher makes of the examples held out is there already."""
+    device = device_of(teacher.structure.model)
+    shapes = SHAPES.get(device.type, SHAPES["cpu"])
+    batches = [batch for group in sample.groups for batch in _by_length(group, shapes)]
+    held = sum(tensor.nbytes for batch in batches for tensor in batch.inputs.values())
+    if device.type != "cuda" or held < RESIDENT * free_bytes(device):
+        batches = [batch.to(device) for batch in batches]
+    with torch.no_grad():
+        firsts = [teacher(_picked(batch, torch.zeros(1, dtype=torch.long, device=device))) for batch in batches]
+    place = _place(sum(first.bytes * len(batch) for first, batch in zip(firsts, batches, strict=True)), device)
+    buckets = [_bucket(teacher, batch, first, place) for batch, first in zip(batches, firsts, strict=True)]
+    for bucket in buckets:
+        bucket.fill(bucket.judging, max(1, most_tokens // bucket.tokens))
+    return buckets
+
+
+def _by_length(group: Group, shapes: int) -> list[Batch]:
+    lengths = group.tokens
+    edges = torch.tensor(_edges(lengths, shapes))
+    numbers = torch.bucketize(lengths, edges)
+    return [group.batch((numbers == number).nonzero().flatten(), STEP) for number in numbers.unique().tolist()]
+
+
+def _edges(lengths: Tensor, most: int) -> list[int]:
+    """At most so many lengths that examples are padded to, with little padding: the cheapest neighbours are merged."""
+    rounded = (lengths + STEP - 1) // STEP * STEP
+    edges, counts = (found.tolist() for found in rounded.unique(return_counts=True))
+    while len(edges) > most:
+        added = [count * (edges[i + 1] - edges[i]) for i, count in enumerate(counts[:-1])]
+        i = added.index(min(added))
+        counts[i + 1] += counts[i]
+        del edges[i], counts[i]
+    found: list[int] = edges
+    return found
+
+
+def _bucket(teacher: Observed, batch: Batch, first: States, place: torch.device | None) -> Bucket:
+    """A bucket with room for the teacher's states, shaped as those of the first example."""
+
+    def room(like: Tensor, dtype: torch.dtype) -> Tensor:
+        return torch.empty((len(batch), *like.shape[1:]), dtype=dtype, device=place)
+
+    real: list[Tensor | None] = []
+    for number, hidden in zip(teacher.stacks, first.hidden, strict=True):
+        mask = teacher.structure.stacks[number].real_tokens(batch, torch.Size((len(batch), hidden.shape[1])))
+        real.append(None if mask is None else mask.to(hidden.device))
+    held_out = batch.held_out()
+    return Bucket(
+        batch,
+        fit=(~held_out).nonzero().flatten(),
+        judging=held_out.nonzero().flatten(),
+        teacher=teacher,
+        real=real,
+        tokens=max(hidden.shape[1] for hidden in first.hidden),
+        logits=max(output.numel() for output in first.outputs.values()),
+        kept=None if place is None else States(
+            {name: room(output, output.dtype) for name, output in first.outputs.items()},
+            [room(hidden, KEPT) for hidden in first.hidden],
+        ),
+    )  # fmt: skip
+
+
+def _place(wanted: int, device: torch.device) -> torch.device | None:
+    """Where so many bytes fit: the device, the host, or nowhere."""
+    if device.type == "cuda" and 2 * wanted < free_bytes(device):
+        return device
+    return torch.device("cpu") if wanted < HOST_BYTES else None
+
+
+def noised(tokens: Tensor, movable: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """A share of the tokens [n, S] replaced by those that other examples have in their place."""
+    order = torch.randperm(len(tokens), generator=generator)
+    partner = torch.empty_like(order)
+    partner[order] = order.roll(1)  # a cycle: nobody is their own partner
+    chosen = (torch.rand(tokens.shape, generator=generator) < share) & movable & movable[partner]
+    return torch.where(chosen, tokens[partner], tokens)
+
+
+def special_tokens(config: Any) -> set[int]:
+    """The tokens that a config, or one of its parts, gives a meaning to."""
+    parts = [config, *(getattr(config, name) for name in getattr(config, "sub_configs", {}) if hasattr(config, name))]
+    values = [value for part in parts if part for name, value in vars(part).items() if name.endswith("_token_id")]
+    return {one for value in values for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)}

@@ -1,0 +1,310 @@
+"""Polish brings the student nearer to the teacher on examples it did not learn from, or leaves it alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import shearling
+import shearling.engine.targets
+from families import tiny_batches, tiny_model
+from shearling.engine.distil import Distiller, Recipe, trainable
+from shearling.engine.polish import FEWEST, PASSES, WORTH, Polished, checked_polish, polish, seconds_of
+from shearling.engine.targets import Observed, noised, special_tokens
+from shearling.errors import InputError
+from shearling.models.shrink import shrink
+from shearling.models.structure import Structure, structure_of
+from shearling.sample.read import accepted_by, sample_of
+from shearling.sample.sample import Sample
+from tiny import batches_of, model_of
+
+RECIPE = Recipe(rate=3e-3, examples=8, noise=0.0)
+
+
+def case(family: str = "bert", dtype: torch.dtype = torch.float32, examples: int = 6) -> Any:
+    """A teacher, the half of it that is left, and a sample."""
+    teacher = structure_of(tiny_model(family).to(dtype))
+    kept = [torch.arange(0, s.units, 2) for s in teacher.sublayers]
+    raw = tiny_batches(family, examples)
+    batches = [{k: v.to(dtype) if v.is_floating_point() else v for k, v in b.items()} for b in raw]
+    sample = sample_of(batches, accepted=accepted_by(teacher.model))
+    return teacher, structure_of(shrink(teacher.model, kept)), sample
+
+
+def polished(teacher: Structure, student: Structure, sample: Sample, setting: Any = 6, **more: Any) -> Polished:
+    return polish(teacher, student, sample, setting, share=0.5, **{"recipe": RECIPE, **more})
+
+
+def state_of(structure: Structure) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in structure.model.state_dict().items()}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def traces_of(structure: Structure) -> list[Any]:
+    """What a run could leave behind: hooks, gradients, frozen weights, another mode."""
+    hooks = [(len(m._forward_hooks), len(m._forward_pre_hooks), m.training) for m in structure.model.modules()]
+    return [*hooks, *((p.requires_grad, p.grad is None) for p in structure.model.parameters())]
+
+
+@pytest.mark.parametrize(
+    "family", ["bert", "distilbert", "mpnet", "albert", "modernbert", "gpt2", "t5", "vit", "clip", "wav2vec2"]
+)
+def test_it_gets_better_and_leaves_embeddings_and_teacher_alone(family: str) -> None:
+    teacher, student, sample = case(family)
+    before_t, before_s = state_of(teacher), state_of(student)
+    for structure in (teacher, student):  # some models hook themselves when they first run
+        structure.model(**sample.some(2).inputs)
+    traces = [traces_of(structure) for structure in (teacher, student)]
+    result = polished(teacher, student, sample)
+    assert result.after < result.before  # type: ignore[operator]
+    assert same(before_t, state_of(teacher))
+    after = state_of(student)
+    assert not same(before_s, after)
+    for name, module in student.model.named_modules():
+        if isinstance(module, torch.nn.Embedding):
+            assert torch.equal(after[f"{name}.weight"], before_s[f"{name}.weight"])
+    assert [traces_of(structure) for structure in (teacher, student)] == traces
+
+
+def judged(teacher: Structure, student: Structure, sample: Sample) -> float:
+    """The judge by its definition: divergence on the examples kept out, one by one, without padding."""
+    found = []
+    for batch in sample.cut(1):
+        if bool(batch.held_out()):
+            with torch.no_grad():
+                s, t = (m.model(**batch.inputs).logits.log_softmax(-1) for m in (student, teacher))
+            found.append(float(F.kl_div(s, t, reduction="batchmean", log_target=True)))
+    return sum(found) / len(found)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.3])
+def test_the_judge_is_the_divergence_on_examples_kept_out(noise: float) -> None:
+    """Noise is for the examples that teach; those that judge stay as they are."""
+    teacher, student, sample = case()
+    before = judged(teacher, student, sample)
+    result = polished(teacher, student, sample, 3, recipe=Recipe(rate=3e-3, examples=8, noise=noise))
+    assert result.before == pytest.approx(before, rel=1e-3)
+    assert result.after == pytest.approx(judged(teacher, student, sample), rel=1e-3)
+    assert (result.passes, result.examples) == (3, sample.examples)
+
+
+def test_the_loss_is_that_of_whole_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against hidden states that the models themselves put out, example by example, padding cut off."""
+    monkeypatch.setitem(shearling.engine.targets.SHAPES, "cpu", 1)
+    teacher, student, sample = case()
+    count = sample.examples
+    with (
+        trainable(student.model) as weights,
+        Observed(teacher, "float32").watched() as t,
+        Observed(student, "float32").watched() as s,
+    ):
+        distiller = Distiller(t, s, sample, weights, Recipe(examples=count, hidden=2.0, noise=0.0), 0)
+        (bucket,) = distiller.buckets
+        rows = torch.tensor([1, 5, 2, 20])
+        found = distiller.loss(bucket, rows).detach()
+        inputs = bucket.batch.inputs
+    tokens: dict[int, list[tuple[Tensor, Tensor]]] = {}
+    divergence = 0.0
+    for row in range(count):
+        length = int(inputs["attention_mask"][row].sum())
+        example = {name: value[row : row + 1, :length] for name, value in inputs.items()}
+        with torch.no_grad():
+            a, b = (m.model(**example, output_hidden_states=True) for m in (student, teacher))
+        for layer, (x, y) in enumerate(zip(a.hidden_states[1:], b.hidden_states[1:], strict=True)):
+            tokens.setdefault(layer, []).append((x[0], y[0]))
+        if row in rows.tolist():
+            logs = (m.logits.log_softmax(-1) for m in (a, b))
+            divergence += float(F.kl_div(*logs, reduction="batchmean", log_target=True)) / 4
+    errors = []
+    for pairs in tokens.values():
+        spread = torch.cat([y for _, y in pairs]).var(0, correction=0).mean()
+        chosen = [pairs[row] for row in rows.tolist()]
+        error = torch.cat([x for x, _ in chosen]) - torch.cat([y for _, y in chosen])
+        errors.append(float(error.square().mean() / spread))
+    expected = divergence + 2 * sum(errors) / len(errors)
+    assert float(found) == pytest.approx(expected, rel=1e-2)  # the teacher's states are kept in bfloat16
+
+
+def test_never_worse_than_before() -> None:
+    teacher, student, sample = case()
+    before = state_of(student)
+    result = polished(teacher, student, sample, 2, recipe=Recipe(rate=10.0, examples=8))
+    assert "no state was better" in result.why
+    assert result.after == result.before
+    assert same(before, state_of(student))
+
+
+@pytest.mark.parametrize("family", ["bert", "vit"])
+def test_half_precision_stays_half_precision(family: str) -> None:
+    teacher, student, sample = case(family, torch.bfloat16)
+    result = polished(teacher, student, sample)
+    assert result.after < result.before  # type: ignore[operator]
+    assert {p.dtype for p in student.model.parameters()} == {torch.bfloat16}
+    again = polished(teacher, student, sample, 1, recipe=Recipe(rate=0.0, examples=8))
+    assert again.before == pytest.approx(result.after, rel=1e-3)  # as it is after rounding
+
+
+def test_an_interrupt_keeps_the_best_so_far() -> None:
+    teacher, student, sample = case()
+    traces = traces_of(student)
+
+    def progress(step: int, total: int) -> None:
+        if step > total // 2:
+            raise KeyboardInterrupt
+
+    result = polished(teacher, student, sample, progress=progress)
+    assert result.passes == 3
+    assert "interrupted after 3 of 6 passes" in result.why
+    assert result.after < result.before  # type: ignore[operator]
+    assert traces_of(student) == traces
+
+
+def test_an_interrupt_before_the_first_pass_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher, student, sample = case()
+    before = state_of(student)
+
+    def interrupted(self: Distiller) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Distiller, "judge", interrupted)
+    assert "as they were" in polished(teacher, student, sample).why
+    assert same(before, state_of(student))
+
+
+def test_an_error_leaves_the_student_as_it_was() -> None:
+    teacher, student, sample = case()
+    before, traces = state_of(student), traces_of(student)
+
+    def progress(step: int, total: int) -> None:
+        if step == 4:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        polished(teacher, student, sample, progress=progress)
+    assert same(before, state_of(student))
+    assert traces_of(student) == traces
+
+
+def test_out_of_memory_goes_on_with_smaller_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher, student, sample = case()
+    sizes = []
+    step = Distiller.step
+
+    def short(self: Distiller, bucket: int, rows: Tensor) -> None:
+        sizes.append(len(rows))
+        if len(rows) > 4:
+            raise torch.OutOfMemoryError
+        step(self, bucket, rows)
+
+    monkeypatch.setattr(Distiller, "step", short)
+    result = polished(teacher, student, sample, 4)
+    assert result.after < result.before  # type: ignore[operator]
+    assert sizes[0] > 4
+    assert set(sizes[1:]) <= {1, 2, 3, 4}
+
+
+def test_small_estimated_losses_are_not_worth_it() -> None:
+    teacher, student, sample = case()
+    before = state_of(student)
+    result = polished(teacher, student, sample, "auto", expected_loss=WORTH / 2)
+    assert "estimated loss" in result.why
+    assert (result.passes, result.before) == (0, None)
+    assert result.to_json().keys() == {"passes", "seconds", "examples", "why"}
+    assert same(before, state_of(student))
+    assert polished(teacher, student, sample, "auto", expected_loss=2 * WORTH).passes
+
+
+def test_on_a_cpu_cheaper_students_get_more_passes() -> None:
+    teacher, student, sample = case()
+    passes = [polish(teacher, student, sample, "auto", share=share, recipe=RECIPE).passes for share in (0.9, 0.2, 0.0)]
+    assert passes == sorted(passes)
+    assert FEWEST <= passes[0] < passes[-1] <= PASSES
+
+
+def test_seconds_become_passes() -> None:
+    teacher, student, sample = case()
+    assert polished(teacher, student, sample, "0.000001s").passes == 1
+    assert polished(teacher, student, sample, "1s").passes > 1
+
+
+@pytest.mark.parametrize("setting", ["sometimes", "10", "0s", "-3s", "infs", 0, -1, True, 2.5])
+def test_settings_that_make_no_sense(setting: Any) -> None:
+    with pytest.raises(InputError, match="makes no sense"):
+        checked_polish(setting)
+    with pytest.raises(InputError):
+        shearling.Surgeon(polish=setting)
+
+
+def test_settings_that_do() -> None:
+    for setting in ("auto", "off", 1, 40, "30s", "0.5s"):
+        assert checked_polish(setting) == setting
+    assert (seconds_of("30s"), seconds_of(3), seconds_of("auto")) == (30.0, None, None)
+
+
+def results(sample: Sample, seed: int = 0) -> tuple[Polished, dict[str, Tensor]]:
+    teacher, student, _ = case()
+    recipe = Recipe(rate=3e-3, examples=8, noise=0.2)
+    return polished(teacher, student, sample, 3, seed=seed, recipe=recipe), state_of(student)
+
+
+def test_a_seed_decides() -> None:
+    sample = case()[2]
+    first, again, other = results(sample), results(sample), results(sample, seed=1)
+    assert first[0].after == again[0].after
+    assert same(first[1], again[1])
+    assert not same(first[1], other[1])
+
+
+def test_a_teacher_whose_states_find_no_room_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = case()[2]
+    kept = results(sample)
+    monkeypatch.setattr(shearling.engine.targets, "HOST_BYTES", 0)
+    anew = results(sample)
+    assert anew[0].after == pytest.approx(kept[0].after, rel=0.05)  # bfloat16 against float32
+
+
+def test_a_sample_with_nothing_to_keep_out() -> None:
+    teacher, student, sample = case()
+    few = sample.drawn(4, 0)
+    numbered = sample_of([few.some(4).inputs], accepted=accepted_by(teacher.model))
+    result = polished(teacher, student, numbered)
+    assert result.after < result.before  # type: ignore[operator]
+    assert result.examples == 4
+
+
+def test_noise_moves_tokens_to_their_own_places() -> None:
+    tokens = torch.arange(40).view(8, 5)
+    movable = torch.ones_like(tokens, dtype=torch.bool)
+    movable[:, 0] = False
+    found = noised(tokens, movable, 0.5, torch.Generator().manual_seed(0))
+    assert torch.equal(found[:, 0], tokens[:, 0])
+    assert torch.equal(found % 5, tokens % 5)  # another example's token, at the same place
+    assert 0.2 < float((found != tokens)[:, 1:].float().mean()) < 0.8
+    assert torch.equal(noised(tokens, movable, 0.0, torch.Generator()), tokens)
+
+
+def test_special_tokens_of_a_config_and_its_parts() -> None:
+    config = model_of("bert").config
+    config.pad_token_id, config.eos_token_id = 0, [7, 9]
+    assert special_tokens(config) == {0, 7, 9}
+
+
+def test_in_a_whole_run() -> None:
+    """The default polishes what loses enough, says so, and `paper` does not unless asked to."""
+    model, batches = model_of("bert", "SequenceClassification"), batches_of(8, 8)
+    small = shearling.prune(model, batches, flops=0.2, method=shearling.Surgeon(polish=2))
+    assert small.report.polish is not None
+    assert small.report.polish["passes"] == 2
+    assert "polish" in small.report.seconds
+    assert "passes" in str(small)
+    assert shearling.prune(model, batches, flops=0.99).report.polish["why"].startswith("not worth it")  # type: ignore[index]
+    assert shearling.prune(model, batches, flops=0.5, method="paper").report.polish is None
+    asked = shearling.prune(model, batches, flops=0.5, method=shearling.Paper(polish=1))
+    assert asked.report.polish is not None

@@ -42,7 +42,7 @@ def test_the_record_has_the_fields_of_the_design(pruned: shearling.Pruned) -> No
     assert record["sample"]["examples"] == 16
     assert record["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert record["samples"] == {"used": 16, "given": 16, "why": ""}
-    assert not record.keys() & {"evaluation", "latency", "timing", "polish"}
+    assert not record.keys() & {"evaluation", "latency", "timing"}
 
 
 def test_costs_are_counted_from_the_pruned_model(pruned: shearling.Pruned) -> None:

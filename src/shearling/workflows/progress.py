@@ -33,7 +33,8 @@ def stages_of(method: Method, *, scored: bool = False, drop: bool = False) -> di
     """The stages of pruning; `drop` is the search for the smallest model within a loss."""
     if drop:
         return READING | {SCORED[0]: 5.0, "max-drop": 85.0}
-    return READING | dict(method.stages) | {"check": 5.0} | (dict.fromkeys(SCORED, 20.0) if scored else {})
+    polish = {} if method.polish == "off" else {"polish": 60.0}
+    return READING | dict(method.stages) | polish | {"check": 5.0} | (dict.fromkeys(SCORED, 20.0) if scored else {})
 
 
 def watcher_of(progress: ProgressLike, watcher: Watcher | None) -> ProgressLike:

@@ -33,13 +33,8 @@ if TYPE_CHECKING:
     from shearling.evaluation.exam import Exam
 
 STAGES = {"evaluate": 10.0, "retrain": 90.0}
-STALE = (
-    "agreement",
-    "curve",
-    "evaluation",
-    "evaluations",
-    "max_drop",
-)  # what a record says about weights that are no more
+# What a record says about weights that are no more.
+STALE = ("agreement", "curve", "evaluation", "evaluations", "max_drop")
 
 
 def retrain_source(

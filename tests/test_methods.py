@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 import shearling
-from shearling.costs import count_macs, flops_limit
+from shearling.costs import Constraint, count_macs, flops_limit
+from shearling.engine.progress import Stages
 from shearling.errors import ConstraintError, InputError, ModelError
-from shearling.methods import Paper, Surgeon, configured, method_of
+from shearling.methods import Paper, Repaired, Surgeon, configured, method_of
 from shearling.models.structure import structure_of
 from tiny import batches_of, model_of
 
@@ -183,3 +185,39 @@ def test_gradients_that_are_not_finite_end_with_an_error(method: str) -> None:
     model.classifier.register_forward_hook(overflow)
     with pytest.raises(ModelError, match="not finite"):
         shearling.prune(model, batches_of(), flops=0.5, method=method)
+
+
+def test_a_guarded_paper_keeps_what_the_examples_kept_out_confirm() -> None:
+    """More filters than examples: the plain rearrangement finds sets that only cancel on the sample."""
+    model, batches = model_of("bert", intermediate_size=96), batches_of(4, 8)
+    plan = shearling.measure(model, batches, method=shearling.Paper(guarded=True))
+    plain = shearling.Paper()
+    limits = Constraint.of(flops=0.5).limits(plan.structure, plan.lengths)
+    chosen = {
+        method.guarded: method.choose(plan.evidence, plan.structure, limits, multiple_of=1, stages=Stages())
+        for method in (plain, shearling.Paper(guarded=True))
+    }
+    searched = shearling.Paper(rearrange=False).choose(
+        plan.evidence, plan.structure, limits, multiple_of=1, stages=Stages()
+    )
+    for seen, start, careful in zip(plan.evidence, searched, chosen[True], strict=True):
+        assert len(start) == len(careful)
+        gradients = seen.gradients[torch.arange(len(seen.gradients)) % 8 == 0].double()
+
+        def lost(units: Tensor, gradients: Tensor = gradients) -> float:
+            gone = torch.ones(gradients.shape[1], dtype=torch.bool)
+            gone[units] = False
+            return float(gradients[:, gone].sum(1).square().mean())
+
+        assert lost(careful) <= lost(start) * (1 + 1e-5)
+    pruned = plan.prune(flops=0.5)
+    assert all(repaired.after <= repaired.before for repaired in pruned.report.repairs)
+    assert len(pruned.report.repairs) == sum(len(units) > 0 for units in pruned.kept)
+
+
+def test_tuning_that_stops_early_is_a_warning() -> None:
+    stopped = [Repaired("heads of layer 0", 1.0, 0.5, True), Repaired("filters of layer 0", 1.0, 1.0, False, "mask")]
+    assert "stopped early, at the filters of layer 0" in shearling.Paper().concerns(stopped)[0]
+    assert not shearling.Paper().concerns(stopped[:1])
+    assert not shearling.Paper(guarded=True).concerns(stopped)
+    assert not shearling.Surgeon().concerns(stopped)

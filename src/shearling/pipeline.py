@@ -268,7 +268,7 @@ class Plan:
             model_type=dense.model.config.model_type,
             repairs=repairs,
             check=difference,
-            warnings=[*self.sample.notes, *self.warnings],
+            warnings=[*self.sample.notes, *self.warnings, *self.method.concerns(repairs)],
         )
 
 

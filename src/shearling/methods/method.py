@@ -76,6 +76,10 @@ class Method:
         """Make up for the units that are gone, in place; `states` of the teacher are kept from budget to budget."""
         return []
 
+    def concerns(self, repairs: Sequence[Repaired]) -> list[str]:
+        """What a report has to warn about, given what became of the sublayers."""
+        return []
+
     def first_look(self, structure: Structure, sample: Sample) -> int:
         """How many examples to measure before `enough` is asked, where fewer than all may do."""
         return sample.examples

@@ -32,6 +32,13 @@ def rearrange(blocks: Sequence[Tensor], kept: Sequence[Tensor]) -> list[Tensor]:
     return result
 
 
+def objective(block: Tensor, kept: Tensor) -> float:
+    """p^T I p of Eq. 11, for the units that stay."""
+    pruned = torch.ones(len(block), dtype=block.dtype, device=block.device)
+    pruned[kept.to(block.device)] = 0
+    return float(pruned @ block @ pruned)
+
+
 def _swap(blocks: Tensor, kept: Sequence[Tensor]) -> Tensor:
     """[L, n] bool: what is pruned after every pruned unit has had its turn."""
     count, n, _ = blocks.shape

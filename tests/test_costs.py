@@ -109,7 +109,9 @@ def test_the_whole_model_is_counted_by_running_it() -> None:
     sample = sample_of([full_length(length=7)])
     for length in (5, 12):
         eager = model_of("bert", attn_implementation="eager")
-        assert whole_macs(model, sample.some(1), float(length)) == run_macs(eager, full_length(length=length))
+        assert whole_macs(model, sample.some(1), {"input_ids": float(length)}) == run_macs(
+            eager, full_length(length=length)
+        )
     assert model.config._attn_implementation == "sdpa"
 
 
@@ -118,7 +120,7 @@ def test_counting_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) ->
     before = model.config.to_dict()
     monkeypatch.setattr(model, "forward", lambda **_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        whole_macs(model, sample_of(batches_of(1)).some(1), 12.0)
+        whole_macs(model, sample_of(batches_of(1)).some(1), {"input_ids": 12.0})
     assert model.config.to_dict() == before
     assert model.config._attn_implementation == "sdpa"
     assert model.training
@@ -161,5 +163,5 @@ def test_inputs_of_a_run_are_not_changed() -> None:
     batch = batches_of(1)[0]
     sample = sample_of([batch])
     before = sample.some(1)
-    whole_macs(model_of("bert"), before, 30.0)
+    whole_macs(model_of("bert"), before, {"input_ids": 30.0})
     assert torch.equal(before.inputs["attention_mask"], sample.some(1).inputs["attention_mask"])

@@ -214,7 +214,7 @@ PRUNE = "prune my-model --data reviews.jsonl --quiet"
 PROFILE = "profile my-model --batch-size 4 --seq-len 8 --seconds 2 --out table.json --quiet"
 WALKS = {  # by the first function of their list
     "cli.prune.prune": f"{PRUNE} --flops 0.5 --out small",
-    "workflows.pruning.check_loaded": f"{PRUNE} --latency 0.9 --table table.json --out fast",
+    "workflows.target.Target.checked": f"{PRUNE} --latency 0.9 --table table.json --out fast",
     "cli.sweep.sweep": "sweep my-model --data reviews.jsonl --eval reviews.jsonl --flops 0.5 --out curve --quiet",
 }
 

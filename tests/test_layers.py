@@ -13,7 +13,7 @@ SOURCE = Path(shearling.__file__).parent
 # From the bottom up: each may import itself and what stands before it.
 LAYERS = (
     "_version", "errors", "hidden", "files", "schema", "sample", "models", "engine", "costs", "surgeon", "paper",
-    "methods",
+    "estimate", "methods",
     "latency", "report", "checkpoint", "verify", "pipeline", "data", "evaluation", "exporters", "integrations",
     "workflows", "cli",
 )  # fmt: skip

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 from shearling._version import __version__
 from shearling.checkpoint.register import register_when_needed
+from shearling.errors import (
+    CheckFailed,
+    CheckpointError,
+    ConstraintError,
+    DataError,
+    InputError,
+    ModelError,
+    OutputError,
+    ShearlingError,
+    TableError,
+    UnsupportedArchitecture,
+)
 
 if TYPE_CHECKING:
     from shearling.checkpoint.load import load
-    from shearling.errors import (
-        CheckFailed,
-        CheckpointError,
-        ConstraintError,
-        DataError,
-        InputError,
-        ModelError,
-        OutputError,
-        ShearlingError,
-        TableError,
-        UnsupportedArchitecture,
-    )
     from shearling.integrations.trainer import PruneOnTrainEnd
     from shearling.latency.table import Table, load_table
     from shearling.methods import Paper, Surgeon
@@ -68,22 +68,10 @@ __all__ = [
     "sweep",
 ]
 
-# Where each public name lives; imported when first asked for, so that `import shearling` stays quick.
+# Where every other public name lives; imported when first asked for, so that `import shearling` stays quick.
 _HOMES = {
     "shearling.integrations.trainer": ("PruneOnTrainEnd",),
     "shearling.checkpoint.load": ("load",),
-    "shearling.errors": (
-        "CheckFailed",
-        "CheckpointError",
-        "ConstraintError",
-        "DataError",
-        "InputError",
-        "ModelError",
-        "OutputError",
-        "ShearlingError",
-        "TableError",
-        "UnsupportedArchitecture",
-    ),
     "shearling.latency.table": ("Table", "load_table"),
     "shearling.methods": ("Paper", "Surgeon"),
     "shearling.pipeline": ("Plan", "Pruned", "load_plan"),

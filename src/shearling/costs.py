@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,17 +12,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shearling.engine.hooks import device_of, frozen, run
+from shearling.engine.hooks import device_of, frozen, run, watched
 from shearling.errors import ConstraintError
 from shearling.models.structure import Structure
 from shearling.models.sublayer import Sublayer
 from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
+from shearling.schema import KINDS as KINDS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-KINDS = ("flops", "params", "latency")
 SLACK = 1e-9  # relative; costs are sums of floats
 
 
@@ -43,14 +43,14 @@ class Piecewise:
 
 @dataclass(frozen=True)
 class Limit:
-    """One constraint, ready for a method: what keeping k units of each sublayer costs, and how much there is."""
+    """One constraint, ready for a method: what keeping k units of each sublayer costs, and the budget."""
 
     name: str
     ratio: float
     tables: tuple[NDArray[np.float64], ...]  # per sublayer [units + 1]
-    fixed: float = 0.0  # what pruning cannot touch but the ratio counts
+    fixed: float = 0.0  # the cost of what cannot be pruned, but counts in the ratio
     whole: float | None = None  # what the ratio is of, where that is not the sum of the above
-    pieces: tuple[Piecewise, ...] = ()  # per sublayer, Alg. 2's picture of a table that is not a straight line
+    pieces: tuple[Piecewise, ...] = ()  # per sublayer, the fit of Alg. 2 to a table that is not a straight line
 
     @property
     def dense(self) -> float:
@@ -113,19 +113,30 @@ def ratio_of(name: str, value: object) -> float:
     return ratio
 
 
-def macs_per_unit(sublayer: Sublayer, length: float) -> float:
-    """Multiply-accumulates of one unit for one example of `length` tokens."""
-    pairs = length * sublayer.reach(length)
+def macs_per_unit(sublayer: Sublayer, length: float, source: float = 0.0) -> float:
+    """Multiply-accumulates of one unit for one example of `length` tokens; `source` are those of its encoder."""
+    pairs = length * (source if sublayer.part.across else sublayer.reach(length))
     product = 2 * pairs * sublayer.width if sublayer.kind == "heads" else 0.0  # q k^T and its product with v
     rows = sublayer.position_rows(length)
     positions = sublayer.position_products * rows * sublayer.width  # projected, then met by tokens
-    once = length * sublayer.weights_per_unit + product + positions * (sublayer.weight.shape[0] + length)
-    return sublayer.repeats * once
+    once = length * sublayer.weights_per_unit + source * sublayer.source_weights_per_unit
+    return sublayer.repeats * (once + product + positions * (sublayer.weight.shape[0] + length))
+
+
+def _prices(structure: Structure, lengths: Sequence[float]) -> list[float]:
+    """Per sublayer, the multiply-accumulates of one unit, at the number of tokens that its output is for.
+
+    Cross-attention also reads the tokens of the first stack, the encoder.
+    """
+    source = lengths[0]
+    return [macs_per_unit(s, length, source) for s, length in zip(structure.sublayers, lengths, strict=True)]
 
 
 def flops_limit(structure: Structure, lengths: Sequence[float], ratio: float) -> Limit:
     """The constraint on multiply-accumulates of the prunable layers."""
-    tables = (_linear(s.units, macs_per_unit(s, n)) for s, n in zip(structure.sublayers, lengths, strict=True))
+    tables = (
+        _linear(s.units, price) for s, price in zip(structure.sublayers, _prices(structure, lengths), strict=True)
+    )
     return Limit("flops", ratio, tuple(tables))
 
 
@@ -140,8 +151,7 @@ def _linear(units: int, price: float) -> NDArray[np.float64]:
 
 def count_macs(structure: Structure, lengths: Sequence[float]) -> float:
     """Multiply-accumulates of the prunable layers, from the modules as they are."""
-    pairs = zip(structure.sublayers, lengths, strict=True)
-    return sum(s.units * macs_per_unit(s, length) for s, length in pairs)
+    return sum(s.units * price for s, price in zip(structure.sublayers, _prices(structure, lengths), strict=True))
 
 
 def count_params(structure: Structure) -> int:
@@ -155,33 +165,28 @@ def parameters(model: nn.Module) -> int:
 
 
 def sequence_lengths(structure: Structure, sample: Sample) -> list[float]:
-    """Per sublayer, the mean number of real tokens of an example; seen by running one."""
-    seen: dict[tuple[int, int], torch.Size] = {}
+    """Per sublayer, the mean number of real tokens of an example, found by running one."""
     batch = sample.some(1)
-    handles = []
-    for number, stack in enumerate(structure.stacks):
-        for part, sublayer in enumerate(stack.sublayers[0]):
+    firsts = [sublayer for stack in structure.stacks for sublayer in stack.sublayers[0]]
+    shapes: dict[Sublayer, torch.Size] = {}
 
-            def hook(module: nn.Module, args: tuple[Tensor, ...], at: tuple[int, int] = (number, part)) -> None:
-                seen[at] = torch.Size((1, args[0].shape[:-1].numel()))  # of one example, maybe in windows
+    def on_input(number: int, h: Tensor) -> None:
+        shapes[firsts[number]] = torch.Size((1, h.shape[:-1].numel()))  # of one example, maybe in windows
 
-            handles.append(sublayer.out.register_forward_pre_hook(hook))
-    try:
-        with frozen(structure.model), torch.inference_mode():
-            run(structure.model, batch.to(device_of(structure.model)))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with frozen(structure.model), torch.inference_mode(), watched(firsts, on_input):
+        run(structure.model, batch.to(device_of(structure.model)))
+    ids = batch.inputs.get("input_ids")
+    tokens = None if ids is None or ids.dim() != 2 else ids.shape[1]
     lengths: list[float] = []
-    for number, stack in enumerate(structure.stacks):
+    for stack in structure.stacks:
         found = []
         name = stack.mask_of(batch)
         mask = batch.masks.get(name)
-        for part in range(len(stack.sublayers[0])):
-            length = float(seen[number, part][1])
-            if mask is not None and (mask.shape == seen[number, part] or stack.frames is not None):
+        for sublayer in stack.sublayers[0]:
+            length = float(shapes[sublayer][1])
+            if mask is not None and (mask.shape == shapes[sublayer] or stack.frames is not None):
                 length *= sample.mean_total(name) / mask.shape[1]  # a mask over audio samples counts frames
-            elif mask is None and _tokens(batch) == length:
+            elif mask is None and tokens == length:
                 length = sample.mean_length or length
             found.append(length)
         lengths += found * len(stack.sublayers)
@@ -194,27 +199,32 @@ def _tokens(batch: Batch) -> int | None:
     return None if ids is None or ids.dim() != 2 else ids.shape[1]
 
 
-def whole_macs(model: PreTrainedModel, batch: Batch, length: float) -> int:
-    """Multiply-accumulates of the whole model for one example of about `length` tokens, counted by running it."""
+def whole_macs(model: PreTrainedModel, batch: Batch, lengths: Mapping[str, float]) -> int:
+    """Multiply-accumulates of the whole model for one example of about so many tokens, counted by running it.
+
+    lengths  tokens by input: `input_ids`, and `decoder_input_ids` of an encoder-decoder
+    """
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
-    example = _of_length(batch.pick(torch.tensor([0])).inputs, round(length))
+    example = batch.pick(torch.tensor([0])).inputs
+    for side in ("decoder_", ""):  # the encoder's own inputs have no such name
+        example = _of_length(example, side, round(lengths.get(f"{side}input_ids", 0)))
     here = {k: v.to(device_of(model)) for k, v in example.items()}
-    # The counter does not see fused attention on a CPU; as plain matrix products it does.
+    # The counter misses fused attention on a CPU; with this kernel it is made of plain matrix products.
     with frozen(model), torch.inference_mode(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(**here)
     return int(counter.get_total_flops()) // 2
 
 
-def _of_length(inputs: dict[str, Tensor], length: int) -> dict[str, Tensor]:
-    """An example with its tokens cut or repeated to a length, where it has tokens."""
-    ids = inputs.get("input_ids")
+def _of_length(inputs: dict[str, Tensor], side: str, length: int) -> dict[str, Tensor]:
+    """An example with the tokens of one side cut or repeated to a length, where it has any."""
+    ids = inputs.get(f"{side}input_ids")
     if ids is None or ids.dim() != 2:
         return inputs
     wide = ids.shape[1]
     index = torch.arange(max(length, 1)) % wide
-    result = {k: v[:, index.to(v.device)] if v.dim() == 2 and v.shape[1] == wide else v for k, v in inputs.items()}
-    if "attention_mask" in result:
-        result["attention_mask"] = torch.ones_like(result["attention_mask"])
-    return result
+    own = {k: v for k, v in inputs.items() if k.startswith("decoder_") is bool(side)}
+    cut = {k: v[:, index.to(v.device)] if v.dim() == 2 and v.shape[1] == wide else v for k, v in own.items()}
+    mask = f"{side}attention_mask"
+    return inputs | cut | ({mask: torch.ones_like(cut[mask])} if mask in cut else {})

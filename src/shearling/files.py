@@ -1,7 +1,7 @@
-"""Writing: the one place that decides whether something may be written, and that writes it whole or not at all.
+"""Write files and folders completely or not at all; the one place that decides whether something may be written.
 
-What can be seen under its own name is complete: files and folders are filled under a hidden name beside their place,
-flushed, and renamed. `force` replaces a file that was named, or a folder that shearling wrote, and nothing else.
+They are filled under a hidden name beside their target, flushed to disk, and renamed: a visible name is complete.
+`force` replaces a file that was named, or a folder that shearling wrote, and nothing else.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from safetensors import SafetensorError
 from shearling.errors import OutputError, ShearlingError
 from shearling.hidden import clear_hidden, hidden_beside, put_in_place
 
-RECORD = "shearling.json"  # lies in every checkpoint
-EXPORT = "shearling-export.json"  # lies in every directory that an export wrote
-SWEEP = ("sweep.json", "results.json")  # lie in the folder of every sweep
-DEMO = "report.json"  # lies in the folder of the demo, beside other reports and the checkpoint
+RECORD = "shearling.json"  # in every checkpoint
+EXPORT = "shearling-export.json"  # in every directory that an export wrote
+SWEEP = ("sweep.json", "results.json")  # in the folder of every sweep
+DEMO = "report.json"  # in the folder of the demo, beside other reports and the checkpoint
 FORCE = "replace it with force (--force, force=True)"
 BLOCK = 2**20  # bytes that a digest reads at once
-PARTS = 16
+PARTS = 16  # places of a file that a digest reads from
 
 
 def check_writable(target: Path, *, force: bool = False, keep: Iterable[Any] = ()) -> None:
@@ -149,7 +149,7 @@ def _hidden_beside(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Whatever the system says against this place, as an error of ours."""
+    """Turn errors of the operating system about this place into an OutputError."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -168,7 +168,7 @@ def _check_permission(target: Path) -> None:
 
 
 def _directory(place: Any) -> Path | None:
-    """What a caller named, where it is a directory."""
+    """The path that a caller gave, if it is a directory."""
     with suppress(TypeError, OSError, ValueError):
         path = Path(place)
         return path if place and path.is_dir() else None
@@ -177,8 +177,8 @@ def _directory(place: Any) -> Path | None:
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Have Ctrl-C wait for the few milliseconds of a swap."""
-    if threading.current_thread() is not threading.main_thread():  # only the main thread is told of signals
+    """Delay Ctrl-C and SIGTERM for the few milliseconds of a rename."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield
         return
     came: list[int] = []
@@ -193,7 +193,7 @@ def _signals_held() -> Iterator[None]:
 
 
 def _flush(paths: Iterable[Path]) -> None:
-    """Have the disk hold every byte before the rename makes them visible."""
+    """Flush everything to disk before the rename makes it visible."""
     for path in paths:
         handle = os.open(path, os.O_RDONLY)
         try:

@@ -67,6 +67,6 @@ def _alive(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # of another user
+    except (OSError, OverflowError):  # it exists, but belongs to another user
         return True
     return True

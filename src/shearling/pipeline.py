@@ -6,9 +6,9 @@ import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -16,6 +16,7 @@ from shearling.checkpoint.plan import read_plan, write_plan
 from shearling.checkpoint.pruned import Pruned as Pruned
 from shearling.costs import Constraint, Limit, count_macs, count_params, parameters, sequence_lengths, whole_macs
 from shearling.engine.agreement import Agreement, Answers, agreement, answers, held_out
+from shearling.engine.decoder import with_targets
 from shearling.engine.distributed import fail_together, on_first, rank_and_world
 from shearling.engine.hooks import device_of
 from shearling.engine.memory import with_smaller_batches
@@ -25,7 +26,8 @@ from shearling.engine.progress import Stages, Watcher
 from shearling.engine.teacher_states import TeacherStates
 from shearling.engine.warm_up import warm_up
 from shearling.errors import CheckpointError, ConstraintError, DataError, InputError
-from shearling.latency.meet import checked_table, meet, table_for
+from shearling.estimate import Estimate, estimate
+from shearling.latency.meet import TableLike, checked_table, meet, table_for
 from shearling.methods import Evidence, Method, Repaired, asked, configured, method_of, settings_of
 from shearling.models.digest import weights_digest_of
 from shearling.models.positions import positions_of
@@ -35,17 +37,22 @@ from shearling.report.record import Cost, Report
 from shearling.sample.batch import Batch
 from shearling.sample.read import accepted_by, sample_of
 from shearling.sample.sample import Sample
-from shearling.verify import check_cut, check_finite, check_tokens, prunable, self_check
+from shearling.verify import (
+    Samples,
+    check_cut,
+    check_finite,
+    check_tokens,
+    checked_multiple,
+    checked_samples,
+    prunable,
+    self_check,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from shearling.latency.table import Table
 
-    TableLike = Table | str | os.PathLike[str] | None
-
-Samples = int | Literal["auto"]
-MOST_SAMPLES = 2048  # what "auto" takes at most
 FEW = 64
 WIDE = 256  # filters of an FFN from which on rounding their number costs nothing
 MOST_TOKENS = 2**20  # of an example
@@ -66,6 +73,7 @@ class Plan:
     watcher: Watcher | None = None
     why: str = ""  # the sample has the size it has
     states: TeacherStates | None = None  # kept for further budgets; None where only one is to come
+    expected: Estimate | None = None  # what the run was said to take
 
     @fail_together()
     def prune(
@@ -105,7 +113,7 @@ class Plan:
         teacher = self.structure
         step = checked_multiple(multiple_of)
         limits = constraint.limits(teacher, self.lengths)
-        extra: dict[str, Any] = {}
+        extra: dict[str, Any] = {} if self.expected is None else {"estimate": self.expected.to_json()}
         warnings: list[str] = []
         if constraint.latency is None:
             kept, student = self._cut(limits, step or self._step, stages)
@@ -120,7 +128,7 @@ class Plan:
                 stages=stages,
             )
             kept, student, warnings = met.kept, met.student, met.warnings
-            limits, extra = [*limits, *met.limits], {"latency": met.record}
+            limits, extra = [*limits, *met.limits], extra | {"latency": met.record}
         with stages("check"):
             check_cut(teacher, student, kept, self.sample)
         student, repairs = self._repair(student, kept, stages)
@@ -223,22 +231,21 @@ class Plan:
     @cached_property
     def _dense_macs(self) -> int:
         """The whole dense model at the mean length, counted once for all budgets."""
-        return whole_macs(self.structure.model, self.sample.some(1), self._mean_length)
+        return whole_macs(self.structure.model, self.sample.some(1), self._tokens)
+
+    @cached_property
+    def _tokens(self) -> dict[str, float]:
+        """Tokens that the whole model is counted at: those of the layers, or the sample's where they differ."""
+        one = {"input_ids": self._mean_length, "decoder_input_ids": self._mean_length}
+        return one if len(set(self.lengths)) == 1 else one | self.sample.mean_lengths
 
     def _whole_macs(self, student: Structure) -> Cost:
         """The whole model before and after; where all layers see the same tokens, running the dense one tells both."""
         if len(set(self.lengths)) > 1:
-            return Cost(self._dense_macs, whole_macs(student.model, self.sample.some(1), self._mean_length))
+            return Cost(self._dense_macs, whole_macs(student.model, self.sample.some(1), self._tokens))
         tokens = [float(round(self._mean_length))] * len(self.lengths)  # what was run; layers count the mean itself
         rest = self._dense_macs - count_macs(self.structure, tokens)
         return Cost(rest + count_macs(self.structure, self.lengths), rest + count_macs(student, self.lengths))
-
-    def _settings(self) -> dict[str, Any]:
-        """The method's settings, with the precision that the run really had."""
-        settings = settings_of(self.method)
-        if "precision" in settings:
-            settings["precision"] = used_precision(self.structure.model, self.method.precision)
-        return settings
 
     def _report(
         self,
@@ -248,10 +255,12 @@ class Plan:
         repairs: list[Repaired],
         difference: float,
     ) -> Report:
-        dense = self.structure
+        dense, settings = self.structure, settings_of(self.method)
+        if "precision" in settings:  # what the run really had
+            settings["precision"] = used_precision(dense.model, self.method.precision)
         return Report(
             method=self.method.name,
-            settings=self._settings(),
+            settings=settings,
             constraint={limit.name: limit.ratio for limit in limits},
             flops=Cost(count_macs(dense, self.lengths), count_macs(student, self.lengths)),
             params=Cost(count_params(dense), count_params(student)),
@@ -313,31 +322,34 @@ def _measure(
     warm_up(device_of(model))
     sample = sample_of(data, limit=checked_samples(samples), accepted=accepted_by(model), seed=seed)
     check_tokens(model, sample)
+    sample = with_targets(model, sample)
     stages = Stages(watcher)
     lengths = sequence_lengths(structure, sample) if length is None else [length] * len(structure.sublayers)
     rank, world = rank_and_world()
     if sample.examples < world:
         raise DataError(f"The sample has {sample.examples} examples for {world} processes; every one needs some.")
 
-    def look(part: Sample, earlier: Evidence | None = None) -> Evidence:
-        return method.measure(structure, part.shard(rank, world), seed=seed, stages=stages, earlier=earlier)
-
+    look = partial(method.measure, structure, seed=seed, stages=stages)
     limits = [] if constraint is None or constraint.latency is not None else constraint.limits(structure, lengths)
     first = sample
     if samples == "auto" and limits and device_of(model).type == "cpu":
         first = sample.drawn(method.first_look(structure, sample), seed)
-    evidence, why = look(first), ""
+    expected = estimate(structure, first, lengths, min((limit.ratio for limit in limits), default=1.0))
+    stages.say(str(expected))
+    evidence, why = look(first.shard(rank, world)), ""
     if first is not sample:
         why = method.enough(evidence, structure, limits, lengths)
         if not why:
-            evidence, first = look(sample.without(first), evidence), sample
+            evidence, first = look(sample.without(first).shard(rank, world), earlier=evidence), sample
     warnings = []
     if first.examples < FEW:
         warnings.append(
             f"the sample has only {first.examples} examples; 2,048 are good, below {FEW} results vary a lot"
         )
     evidence = method.finished(evidence)
-    return Plan(structure, first, method, evidence, seed, lengths, stages.seconds, warnings, watcher, why)
+    return Plan(
+        structure, first, method, evidence, seed, lengths, stages.seconds, warnings, watcher, why, expected=expected
+    )  # fmt: skip
 
 
 @fail_together()
@@ -385,25 +397,9 @@ def load_plan(path: str | os.PathLike[str], model: PreTrainedModel, data: Any, *
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is not a plan that shearling saved: {error}") from None
     limit = header["examples"] if samples is None else samples
-    sample = sample_of(data, limit=limit, accepted=accepted_by(model), seed=header["seed"])
+    sample = with_targets(model, sample_of(data, limit=limit, accepted=accepted_by(model), seed=header["seed"]))
     warnings = list(header["warnings"])
     if header["fingerprint"] != sample.fingerprint:
         warnings.append("the plan was measured on another sample than the one given for the refit")
     seconds = dict(header["seconds"])
     return Plan(structure, sample, method, evidence, header["seed"], header["lengths"], seconds, warnings)
-
-
-def checked_multiple(multiple_of: int | None) -> int | None:
-    """A step of filter counts that makes sense, or None."""
-    if multiple_of is not None and (isinstance(multiple_of, bool) or multiple_of < 1):
-        raise InputError(f"multiple_of={multiple_of} makes no sense; 8 suits most GPUs, 1 means no rounding.")
-    return multiple_of
-
-
-def checked_samples(samples: object) -> int:
-    """How many examples to draw at most."""
-    if samples == "auto":
-        return MOST_SAMPLES
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise InputError(f'samples={samples!r} makes no sense; give a number of examples, or "auto".')
-    return samples

@@ -1,10 +1,10 @@
-"""Check that a model can be pruned on a sample, and that the pruned model computes what it should."""
+"""Check that a run can be done (model, sample, options), and that the pruned model computes what it should."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -12,17 +12,21 @@ from torch import Tensor, nn
 
 from shearling.costs import Limit
 from shearling.engine.hooks import device_of, frozen, masked, run
+from shearling.engine.memory import LOGITS, logits_per_token
 from shearling.engine.precision import kernels
-from shearling.errors import CheckFailed, DataError, ModelError
+from shearling.errors import CheckFailed, DataError, InputError, ModelError
 from shearling.models.offloaded import with_all_weights
 from shearling.models.structure import Structure, structure_of
 from shearling.models.sublayer import columns_of
+from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-EXAMPLES = 8
+Samples = int | Literal["auto"]
+MOST_SAMPLES = 2048  # what "auto" takes at most
+EXAMPLES = 8  # that outputs are compared on
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.1}
 
 
@@ -63,6 +67,22 @@ def check_tokens(model: PreTrainedModel, sample: Sample) -> None:
         )
 
 
+def checked_multiple(multiple_of: int | None) -> int | None:
+    """A step of filter counts that makes sense, or None."""
+    if multiple_of is not None and (isinstance(multiple_of, bool) or multiple_of < 1):
+        raise InputError(f"multiple_of={multiple_of} makes no sense; 8 suits most GPUs, 1 means no rounding.")
+    return multiple_of
+
+
+def checked_samples(samples: object) -> int:
+    """How many examples to draw at most."""
+    if samples == "auto":
+        return MOST_SAMPLES
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise InputError(f'samples={samples!r} makes no sense; give a number of examples, or "auto".')
+    return samples
+
+
 def self_check(
     teacher: Structure, student: Structure, kept: Sequence[Tensor], sample: Sample, limits: Sequence[Limit]
 ) -> float:
@@ -75,7 +95,7 @@ def self_check(
                 f"The pruned model costs {limit.spent(counts):.6g} {limit.name}, its budget is {limit.budget:.6g}. "
                 "Nothing was saved; please report this with the command you ran."
             )
-    return _compare(teacher, student, kept, sample)
+    return _difference(teacher, student, sample, _repaired(teacher, student, kept))
 
 
 def check_finite(model: nn.Module) -> None:
@@ -86,44 +106,50 @@ def check_finite(model: nn.Module) -> None:
 
 
 def check_cut(teacher: Structure, student: Structure, kept: Sequence[Tensor], sample: Sample) -> float:
-    """Right after the cut, before any repair: the small model must put out what the dense one does under its masks."""
-    batch = sample.some(EXAMPLES)
+    """Right after the cut, before any repair: the small model must give what the dense one gives under its masks."""
     masks = {
         s: torch.zeros(s.units).index_fill(0, units.cpu(), 1)
         for s, units in zip(teacher.sublayers, kept, strict=True)
         if s.units  # none were left by an earlier pruning: there is nothing to mask
     }
+    return _difference(teacher, student, sample, masked(list(masks), list(masks.values())))
+
+
+@contextmanager
+def _repaired(teacher: Structure, student: Structure, kept: Sequence[Tensor]) -> Iterator[None]:
+    """The dense model under its masks, with the repaired weights of the pruned one."""
+    with ExitStack() as hooks:
+        for dense, sublayer, units in zip(teacher.sublayers, student.sublayers, kept, strict=True):
+            hook = _standing_in(sublayer.weight, sublayer.bias, columns_of(units, dense.width))
+            hooks.callback(dense.out.register_forward_hook(hook).remove)
+            for before, after in zip(dense.inputs, sublayer.inputs, strict=len(units) > 0):
+                rows = before.rows_of(units, dense.units)
+                hooks.callback(before.module.register_forward_hook(_feeding(after.module, rows)).remove)
+        yield
+
+
+def _some(structure: Structure, sample: Sample) -> Batch:
+    """A few examples; of a language model, no more than its logits leave room for, one at least."""
+    batch = sample.some(EXAMPLES)
+    width = logits_per_token(structure.model)
+    tokens = max(t.shape[1] for t in batch.inputs.values() if t.dim() > 1) if width else 0
+    return batch if not tokens else sample.some(max(1, min(EXAMPLES, LOGITS["cpu"] // (width * tokens))))
+
+
+def _difference(teacher: Structure, student: Structure, sample: Sample, masks: AbstractContextManager[None]) -> float:
+    """The largest, relative to the largest value; raises where it is more than the dtype explains."""
+    batch = _some(teacher, sample)
     with frozen(teacher.model), frozen(student.model), torch.inference_mode(), kernels("float32"):
         small = _values(run(student.model, batch.to(device_of(student.model))))
-        with masked(list(masks), list(masks.values())):
+        with masks:
             full = _values(run(teacher.model, batch.to(device_of(teacher.model))))
-    return _difference(small, full, student.model.dtype)
-
-
-def _compare(teacher: Structure, student: Structure, kept: Sequence[Tensor], sample: Sample) -> float:
-    batch = sample.some(EXAMPLES)
-    with frozen(teacher.model), frozen(student.model), torch.inference_mode(), kernels("float32"):
-        here = batch.to(device_of(student.model))
-        small = _values(run(student.model, here))
-        with ExitStack() as hooks:
-            for dense, sublayer, units in zip(teacher.sublayers, student.sublayers, kept, strict=True):
-                hook = _standing_in(sublayer.weight, sublayer.bias, columns_of(units, dense.width))
-                hooks.callback(dense.out.register_forward_hook(hook).remove)
-                for before, after in zip(dense.inputs, sublayer.inputs, strict=len(units) > 0):
-                    rows = before.rows_of(units, dense.units)
-                    hooks.callback(before.module.register_forward_hook(_feeding(after.module, rows)).remove)
-            full = _values(run(teacher.model, batch.to(device_of(teacher.model))))
-    return _difference(small, full, student.model.dtype)
-
-
-def _difference(small: dict[str, Tensor], full: dict[str, Tensor], dtype: torch.dtype) -> float:
-    """The largest, relative to the largest value; raises where it is more than the dtype explains."""
     worst = 0.0
     for name, value in small.items():
         scale = full[name].float().abs().max().clamp_min(1e-6)
-        difference = (value.float() - full[name].float().to(value.device)).abs().max() / scale.to(value.device)
-        worst = max(worst, float(difference.nan_to_num(nan=torch.inf)))
-    if not worst <= TOLERANCE.get(dtype, 1e-3):
+        for one, other in zip(value, full[name].to(value.device), strict=True):  # rows: logits may be large
+            difference = (one.float() - other.float()).abs().max() / scale.to(value.device)
+            worst = max(worst, float(difference.nan_to_num(nan=torch.inf)))
+    if not worst <= TOLERANCE.get(student.model.dtype, 1e-3):
         raise CheckFailed(
             f"The shrunk model's outputs differ from the masked model's by {worst:.3g} (relative). Nothing was saved; "
             "please report this with the model's config.json."

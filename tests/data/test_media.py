@@ -12,12 +12,12 @@ import pytest
 import torch
 import transformers
 
+from data.tiny import evaluate
 from families import tiny_model
 from shearling.checkpoint.pretrained import load_model
 from shearling.cli import run
 from shearling.data import as_rows, encode, read_rows
 from shearling.errors import DataError
-from shearling.evaluation.exam import evaluate
 from shearling.workflows.compare import compare
 from shearling.workflows.export import example_inputs
 

@@ -27,6 +27,7 @@ def config(**label2id):
 def test_the_table_names_every_task():
     paper = ["mnli", "qqp", "qnli", "sst2", "stsb", "mrpc", "rte", "cola", "squad", "squad_v2"]
     generic = ["classification", "regression", "token-classification", "question-answering", "embedding", "lm"]
+    generic += ["seq2seq", "knn"]
     search = ["sts", "retrieval", "rerank"]
     assert set(TASKS) == {*paper, *generic, *search}
     assert all(TASKS[name].kind == name for name in generic)

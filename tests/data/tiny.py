@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import BertConfig, GPT2Config, PreTrainedTokenizerFast
+from transformers import BertConfig, GPT2Config, PreTrainedTokenizerFast, T5Config
+
+from shearling.evaluation.exam import make_exam
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = "the a of in good bad film was is not who where when paris river city anna lives and , . ? ' ##s ##ing go walk"
@@ -59,3 +61,25 @@ def build(model_class: type[Any], config: Any, seed: int = 0) -> Any:
             if parameter.dim() == 2 and "embed" not in name:
                 parameter.normal_(std=0.3)
     return model
+
+
+def evaluate(model: Any, tokenizer: Any, rows: Any, task: Any = None, **given: Any) -> Any:
+    """An exam made for one model, and taken by it."""
+    taking = {name: given.pop(name) for name in ("device", "progress", "compile") if name in given}
+    return make_exam(model, tokenizer, rows, task, **given).take(model, **taking)
+
+
+def t5_tokenizer() -> PreTrainedTokenizerFast:
+    """The same pieces with an end after each text, as T5's has."""
+    tokenizer = _word_pieces()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A [SEP]", special_tokens=[("[SEP]", VOCABULARY["[SEP]"])]
+    )
+    names = {"eos_token": "[SEP]", "unk_token": "[UNK]", "pad_token": "[PAD]"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=64, **names)
+
+
+def t5_config(**options: Any) -> T5Config:
+    sizes = {"d_model": 32, "d_kv": 8, "num_heads": 4, "d_ff": 48, "num_layers": 2}
+    ends = {"pad_token_id": 0, "eos_token_id": VOCABULARY["[SEP]"], "decoder_start_token_id": 0}
+    return T5Config(vocab_size=len(VOCABULARY), **(sizes | ends | options))

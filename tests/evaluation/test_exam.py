@@ -18,11 +18,11 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from data.tiny import bert_config, bert_tokenizer, build, gpt_config, gpt_tokenizer
+from data.tiny import bert_config, bert_tokenizer, build, evaluate, gpt_config, gpt_tokenizer
 from shearling.data import Rows, encode
 from shearling.errors import DataError, InputError, ModelError
 from shearling.evaluation import metrics
-from shearling.evaluation.exam import Evaluation, evaluate, predict
+from shearling.evaluation.exam import Evaluation, predict
 
 WORDS = ["the", "film", "was", "not", "good", "bad", "paris", "river", "anna", "lives"]
 TEXTS = [" ".join(np.random.default_rng(i).choice(WORDS, size=i % 7)) for i in range(30)]

@@ -1,3 +1,4 @@
+import itertools
 import re
 from collections import Counter
 
@@ -153,3 +154,20 @@ def test_squad_scores_agree_with_a_plain_reading(predicted, gold):
     em, best = metrics.squad_em_f1([predicted], [gold])
     assert em[0] == max(tokens(predicted) == truth for truth in truths)
     assert best[0] == pytest.approx(max(f1(tokens(predicted), truth) for truth in truths))
+
+
+def test_longest_common_subsequence_equals_brute_force() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        first, second = (rng.choice(list("abc"), size=rng.integers(0, 7)).tolist() for _ in range(2))
+        subsequences = {pick for size in range(len(first) + 1) for pick in itertools.combinations(first, size)} & {
+            pick for size in range(len(second) + 1) for pick in itertools.combinations(second, size)
+        }
+        assert metrics.longest_common(first, second) == max(map(len, subsequences))
+
+
+def test_rouge_l() -> None:
+    assert metrics.rouge_l("The cat sat.", "the CAT sat") == 1
+    assert metrics.rouge_l("police killed the gunman", "police kill the gunman") == pytest.approx(0.75)
+    assert metrics.rouge_l("police killed the gunman", "the gunman kill police") == pytest.approx(0.5)
+    assert metrics.rouge_l("", "a") == metrics.rouge_l("a", "") == 0

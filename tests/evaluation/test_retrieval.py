@@ -12,11 +12,10 @@ import torch
 import torch.nn.functional as F
 from transformers import BertForSequenceClassification, BertModel
 
-from data.tiny import bert_config, bert_tokenizer, build
+from data.tiny import bert_config, bert_tokenizer, build, evaluate
 from shearling.cli import run as command
 from shearling.data import Rows
 from shearling.errors import DataError, InputError, ModelError
-from shearling.evaluation.exam import evaluate
 from shearling.models.pooling import Pooling, set_pooling
 
 WORDS = ["the", "film", "was", "not", "good", "bad", "paris", "river", "anna", "lives"]

@@ -93,7 +93,7 @@ def test_families(family: str, tmp_path: Path) -> None:
 def test_scores_are_those_of_the_cpu() -> None:
     from transformers import BertForSequenceClassification
 
-    from shearling.evaluation.exam import evaluate
+    from data.tiny import evaluate
 
     model = build(BertForSequenceClassification, bert_config(num_labels=2))
     rows = [{"sentence": f"the film was {'good' if i % 3 else 'bad'} in {i}", "label": i % 2} for i in range(40)]

@@ -17,15 +17,13 @@ import shearling
 from data.tiny import bert_config, bert_tokenizer, build
 from shearling.checkpoint.pretrained import load_model
 from shearling.checkpoint.sentence import read_pooling
-from shearling.data.batches import make_batches
+from shearling.data.batches import Batches, Tokenized, make_batches
 from shearling.evaluation.exam import predict
 from shearling.integrations.sentence_transformers import (
-    examples_of,
+    give_back,
     is_sentence_model,
     pooling_from,
-    save,
     transformer_of,
-    with_transformer,
 )
 from shearling.models.pooling import pooling_of
 
@@ -62,16 +60,28 @@ def embedder(folder: Path, mode: Any = "mean", *, dense: bool = False, normalize
     return model
 
 
+def batches_of(model: Any, texts: Any) -> Batches:
+    """Texts, or pairs of texts for a CrossEncoder, as the model itself reads them: tokenizer, prompt, length."""
+    prompt = (getattr(model, "prompts", None) or {}).get(getattr(model, "default_prompt_name", None))
+    read = model.preprocess(list(texts), prompt=prompt) if hasattr(model, "preprocess") else model.tokenize(list(texts))
+    real = read["attention_mask"].bool()
+    tokens = {
+        name: [row[kept].tolist() for row, kept in zip(values, real, strict=True)]
+        for name, values in read.items()
+        if isinstance(values, torch.Tensor) and values.shape == real.shape
+    }
+    return make_batches(Tokenized(tokens), pad_id=0, batch_size=16)
+
+
 def pruned_of(model: Any, texts: Any) -> Any:
-    batches = make_batches(examples_of(model, texts), pad_id=0, batch_size=16)
-    return shearling.prune(transformer_of(model), batches, flops=0.5)
+    return shearling.prune(transformer_of(model), batches_of(model, texts), flops=0.5)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("dense", [False, True])
 def test_our_embeddings_are_those_of_encode(mode: Any, dense: bool, tmp_path: Path) -> None:
     model = embedder(tmp_path, mode, dense=dense)
-    batches = make_batches(examples_of(model, TEXTS), pad_id=0, batch_size=16)
+    batches = batches_of(model, TEXTS)
     ours = predict(transformer_of(model), batches, device="cpu")
     torch.testing.assert_close(ours, model.encode(TEXTS, convert_to_tensor=True), rtol=1e-4, atol=1e-5)
 
@@ -89,31 +99,23 @@ def test_the_pooling_is_read_from_the_files(mode: Any, tmp_path: Path) -> None:
         torch.testing.assert_close(ours.weight, theirs.weight)
         assert ours.activation == theirs.activation == "Tanh"
     loaded = load_model(str(tmp_path / "out"), device="cpu")
-    batches = make_batches(examples_of(model, TEXTS), pad_id=0, batch_size=16)
+    batches = batches_of(model, TEXTS)
     torch.testing.assert_close(
         predict(loaded, batches, device="cpu"), model.encode(TEXTS, convert_to_tensor=True), rtol=1e-4, atol=1e-5
     )
-
-
-def test_examples_have_the_prompt_and_the_length_of_the_model(tmp_path: Path) -> None:
-    model = embedder(tmp_path)
-    tokenizer = bert_tokenizer()
-    examples = examples_of(model, ["good", "bad " * 30])
-    assert examples.tokens["input_ids"][0] == tokenizer("the good")["input_ids"]
-    assert len(examples.tokens["input_ids"][1]) == 8
-    assert examples_of(model, ["good"], prompt="").tokens["input_ids"][0] == tokenizer("good")["input_ids"]
 
 
 def test_prune_save_and_load(tmp_path: Path) -> None:
     model = embedder(tmp_path / "in", "cls", dense=True)
     before = model.encode(TEXTS)
     result = pruned_of(model, TEXTS)
-    small = with_transformer(model, result.model)
+    whole = give_back(result, model)
+    small = whole.model
     assert transformer_of(small) is result.model
     np.testing.assert_array_equal(model.encode(TEXTS), before)
     expected = small.encode(TEXTS)
     assert not np.allclose(expected, before)
-    save(small, result.kept, result.report.to_json(), tmp_path / "half")
+    whole.save(tmp_path / "half")
 
     again = library.SentenceTransformer(str(tmp_path / "half"), device="cpu")
     np.testing.assert_allclose(again.encode(TEXTS), expected, rtol=1e-5, atol=1e-6)
@@ -134,9 +136,10 @@ def test_a_cross_encoder(tmp_path: Path) -> None:
     pairs = list(zip(TEXTS, TEXTS[1:] + TEXTS[:1], strict=True))
     assert pooling_from(model) is None
     result = pruned_of(model, pairs)
-    small = with_transformer(model, result.model)
+    whole = give_back(result, model)
+    small = whole.model
     expected = small.predict(pairs)
-    save(small, result.kept, result.report.to_json(), tmp_path / "half")
+    whole.save(tmp_path / "half")
     again = library.CrossEncoder(str(tmp_path / "half"), device="cpu")
     np.testing.assert_allclose(again.predict(pairs), expected, rtol=1e-5, atol=1e-6)
     assert again.max_seq_length == 16

@@ -42,6 +42,7 @@ def test_the_record_has_the_fields_of_the_design(pruned: shearling.Pruned) -> No
     assert record["sample"]["examples"] == 16
     assert record["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert record["samples"] == {"used": 16, "given": 16, "why": ""}
+    assert record["polish"].keys() >= {"passes", "seconds", "examples", "why"}
     assert not record.keys() & {"evaluation", "latency", "timing"}
 
 
@@ -72,7 +73,7 @@ def test_a_record_is_read_back(pruned: shearling.Pruned) -> None:
     again = Report.from_json(json.loads(json.dumps(record)))
     assert again.to_json() == record
     assert again.evaluation == OPTIONAL["evaluation"]
-    assert again.extra.keys() == {"base", "versions"}
+    assert again.extra.keys() == {"base", "estimate", "versions"}
 
 
 def test_what_was_measured_is_shown_where_it_is_there(pruned: shearling.Pruned) -> None:

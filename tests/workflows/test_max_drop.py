@@ -4,15 +4,19 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import write_model, write_rows
+from latency.tables import table_of
+from shearling.checkpoint.pretrained import load_model
 from shearling.cli import run
-from shearling.errors import ConstraintError, InputError
+from shearling.errors import ConstraintError, InputError, TableError
 from shearling.methods import Surgeon
+from shearling.models.structure import structure_of
 from shearling.workflows.evaluate import known_dense
 from shearling.workflows.max_drop import HIGHEST, Drop, Tried, drop_of, smallest
 from shearling.workflows.pruning import prune_source
@@ -93,13 +97,28 @@ def test_the_report_lists_what_was_tried_and_holds_the_promise(place: Path) -> N
     assert "flipped" not in saved  # a checkpoint holds no texts of the evaluation set
     page = pruned.write_report(place / "page.html", directory="out").read_text()
     assert "within the limit" in page
+    from data.tiny import evaluate
     from shearling.checkpoint.pretrained import load_model, load_tokenizer
-    from shearling.evaluation.exam import evaluate
 
     again = evaluate(
         load_model(str(place / "out"), device="cpu"), load_tokenizer(str(place / "out")), place / "dev.jsonl", "sst2"
     )
     assert again.value == pytest.approx(found["value"], abs=1e-6)
+
+
+def test_the_budget_may_be_a_latency(place: Path) -> None:
+    """The table is read once for all tries, and one of another model is refused before measuring."""
+    structure = structure_of(load_model(str(place / "model"), device="cpu"))
+    heads, filters = (structure.sizes[0][kind] for kind in ("heads", "filters"))
+    table = table_of(structure, heads={n: float(n) for n in range(heads + 1)}, filters={0: 0.0, 1: 0.1, filters: 9.0})
+    table.save(place / "table.json")
+    asked: dict[str, Any] = {"evaluation": str(place / "dev.jsonl"), "drop": Drop(100.0, by="latency"), "timing": False}
+    target = Target(table=place / "table.json", correct=False)
+    record = prune_source(source(place), target, Surgeon(polish="off"), **asked).report.to_json()
+    assert record["max_drop"]["by"] == "latency"
+    assert set(record["constraint"]) == {"latency"}
+    with pytest.raises(TableError, match="distilbert"):
+        prune_source(source(place), Target(table=replace(table, model_type="distilbert")), Surgeon(), **asked)
 
 
 def test_nothing_will_do(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -226,9 +226,9 @@ def test_what_cannot_be_retrained(place: Path, tmp_path: Path) -> None:
     write_model(tmp_path / "other", labels=3)
     with pytest.raises(ModelError, match="num_labels 3"):
         train(place, tmp_path / "out", teacher=str(tmp_path / "other"))
-    for wrong in (Recipe(epochs=0), Recipe(lr=5.0), Recipe(alpha=2.0), Recipe(epochs=float("nan"))):
+    for name, value in (("epochs", 0), ("lr", 5.0), ("alpha", 2.0), ("epochs", float("nan"))):
         with pytest.raises(InputError):
-            train(place, tmp_path / "out", wrong)
+            Recipe(**{name: value})
     assert not (tmp_path / "out").exists()
 
 

@@ -9,11 +9,11 @@ import pytest
 
 import shearling.pipeline
 from bench import write_model, write_rows
+from data.tiny import evaluate
 from latency.tables import table_of
 from shearling.checkpoint.pretrained import load_model, load_tokenizer
 from shearling.cli import run
 from shearling.errors import ConstraintError, InputError, OutputError
-from shearling.evaluation.exam import evaluate
 from shearling.methods import Paper, Surgeon
 from shearling.models.structure import structure_of
 from shearling.workflows import pruning

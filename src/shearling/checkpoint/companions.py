@@ -57,8 +57,8 @@ def write_companions(source: Any, model: PreTrainedModel, folder: Path) -> bool:
     return found
 
 
-def found_locally(name: str | os.PathLike[str]) -> Path | None:
-    """The directory of this name, or of the model with this id in the cache of the Hub; nothing is fetched."""
+def found_locally(name: str | os.PathLike[str], *, fetch: bool = False) -> Path | None:
+    """The directory of this name, or of the model with this id in the cache of the Hub; `fetch` may fill the cache."""
     if not str(name):
         return None
     path = Path(name)
@@ -69,13 +69,13 @@ def found_locally(name: str | os.PathLike[str]) -> Path | None:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(str(name), allow_patterns=list(COMPANIONS), local_files_only=True))
+        return Path(snapshot_download(str(name), allow_patterns=list(COMPANIONS), local_files_only=not fetch))
     except Exception:  # what it raises for "not there" differs between versions
         return None
 
 
 def copy_companions(source: Path, folder: Path) -> None:
-    """Copy the files that lie beside the weights of a model directory."""
+    """Copy the files beside the weights of a model directory."""
     inside = transformer_in(source)  # a directory of sentence-transformers may keep the model in a folder of its own
     if inside is not None and inside != source:
         (folder / MODULES).write_text(modules_with_transformer_on_top(source), encoding="utf-8")

@@ -18,6 +18,7 @@ from shearling.errors import ModelError, ShearlingError
 from shearling.files import RECORD
 from shearling.models.pooling import Pooling
 from shearling.models.structure import check_supported
+from shearling.sample.read import reads_targets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -55,13 +56,14 @@ def load_model(
         _silence_pooler(model, info["missing_keys"])
     untrained = sorted(key for key in info["missing_keys"] if not (bare and key.startswith("pooler.")))
     if untrained:
+        more = f" and {len(untrained) - 3} more" if len(untrained) > 3 else ""
         raise ModelError(
-            f"{name} has no weights for {_some(untrained)}: this part of the model was never trained. "
+            f"{name} has no weights for {', '.join(untrained[:3])}{more}: this part of the model was never trained. "
             "Fine-tune the model first, or prune the bare encoder it holds."
         )
     if record is not None:
         check_weights(model, set(), record, path)
-    if bare:
+    if bare and not reads_targets(model):  # T5's class with a language head is its own base model
         attach_pooling(model, given, pooling)
     loaded: PreTrainedModel = model.eval().to(named_device(device))
     return loaded
@@ -87,8 +89,8 @@ def _transformer_of(name: str) -> str:
 
 
 def check_prunable(name: str, *, trust_remote_code: bool = False) -> None:
-    """Complain about an architecture that has no row while nothing but its configuration has been read."""
-    if not _is_gguf(name):  # it holds its configuration itself
+    """Raise where the architecture has no row; nothing but the configuration is read for this."""
+    if not _is_gguf(name):  # its configuration is inside the file
         check_supported(load_config(name, trust_remote_code=trust_remote_code))
 
 
@@ -110,7 +112,7 @@ def _is_gguf(name: str) -> bool:
 
 
 def _load_gguf(path: Path, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """A language model in one GGUF file: floats by now, though transformers goes on calling them quantised."""
+    """A language model in one GGUF file; its weights are floats now, but transformers still marks it as quantised."""
     from transformers import AutoModelForCausalLM
 
     with _told(f"Cannot load the model '{path}'", local=True):
@@ -124,7 +126,7 @@ def _load_gguf(path: Path, device: torch.device, dtype: torch.dtype) -> PreTrain
 
 
 def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer that lies beside the model, or inside its GGUF file."""
+    """The tokenizer beside the model, or inside its GGUF file."""
     from transformers import AutoTokenizer
 
     path = Path(name)
@@ -200,7 +202,7 @@ def _class_of(config: Any, name: str, *, trusted: bool) -> Any:
 
 @contextmanager
 def _told(what: str, *, local: bool) -> Iterator[None]:
-    """Turn what transformers raises into one message; an id that cannot be fetched gets a word on the network."""
+    """Turn what transformers raises into one message, with a hint about the network for an id that was not found."""
     try:
         with quiet_transformers():
             yield
@@ -210,8 +212,3 @@ def _told(what: str, *, local: bool) -> Iterator[None]:
         reason = re.sub(r"\s+", " ", str(error)).strip()[:300] or type(error).__name__
         hint = "" if local else " It is no directory here; a Hub id needs the network (or a filled cache)."
         raise ModelError(f"{what}.{hint} {reason}") from error
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -18,8 +18,8 @@ def base_of(folder: Path) -> str | None:
     """The dense model that a checkpoint names and that can be found from here: a directory, a GGUF file, or None."""
     if not (folder / RECORD).is_file():
         return None
-    base = read_record(folder).get("base")
-    if not isinstance(base, str) or not base.startswith("."):
+    base = read_record(folder).get("base") or ""
+    if not base.startswith("."):
         return None  # a Hub id: fetching a model is for the user to ask for
     path = Path(os.path.normpath(folder.resolve() / base))
     is_model = (path / "config.json").is_file() or (path.suffix == ".gguf" and path.is_file())

@@ -1,4 +1,4 @@
-"""Teach transformers to load pruned checkpoints, without importing it before anyone else does.
+"""Make transformers load pruned checkpoints, without importing it earlier than the user does.
 
 `import shearling` must make `AutoModel.from_pretrained(directory)` work, yet stay quick. So what transformers has not
 imported yet is changed right after it has been executed: how it reads `config.json`, and how it builds a model.

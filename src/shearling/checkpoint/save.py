@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,43 +26,51 @@ def save(
     directory: str | os.PathLike[str],
     *,
     source: Any = None,
+    sentence: Any = None,
     force: bool = False,
 ) -> Path:
-    """The checkpoint as a directory that loads with plain `from_pretrained`."""
+    """The checkpoint as a directory that loads with plain `from_pretrained`.
+
+    source    where tokenizer and other files come from
+    sentence  the SentenceTransformer or CrossEncoder that the model is part of: its own modules are saved too
+    """
     target = Path(directory)
-
-    def write() -> None:
-        with whole_directory(
-            target, force=force, keep=(source, getattr(model.config, "_name_or_path", None))
-        ) as folder:
-            write_checkpoint(model, kept, report, folder, source)
-
-    on_first(write)
+    on_first(partial(_write, model, kept, report, target, source, sentence, force=force))
     return target
 
 
-def write_checkpoint(
-    model: PreTrainedModel, kept: Sequence[Tensor], report: dict[str, Any], folder: Path, source: Any
+def _write(
+    model: PreTrainedModel,
+    kept: Sequence[Tensor],
+    report: dict[str, Any],
+    target: Path,
+    source: Any,
+    sentence: Any,
+    *,
+    force: bool,
 ) -> None:
-    """All files of a checkpoint."""
     from shearling.checkpoint.card import carried_over, model_card, source_facts
 
-    model.config.auto_map = _auto_map(model)  # and so saving it writes the file that this points to
-    with quiet_transformers(notes=True):
-        model.save_pretrained(folder)
-    has_tokenizer = write_companions(source, model, folder)
-    architecture = type(model).__name__
     name = getattr(model.config, "_name_or_path", None) or None
-    record = report | {
-        "base": _base(source, name, folder),
-        "architecture": architecture,
-        "auto_class": _auto_class(model),
-        "tokenizer": has_tokenizer,
-        "card": carried_over(source_facts(source, name), architecture),
-        "kept": [units.tolist() for units in kept],
-    }
-    (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(model_card(record), encoding="utf-8")
+    architecture = type(model).__name__
+    with whole_directory(target, force=force, keep=(source, name)) as folder:
+        if sentence is not None:
+            with quiet_transformers():
+                sentence.save_pretrained(str(folder), create_model_card=False)
+        model.config.auto_map = _auto_map(model)  # and so saving it writes the file that this points to
+        with quiet_transformers(notes=True):
+            model.save_pretrained(folder)
+        has_tokenizer = write_companions(source, model, folder)
+        record = report | {
+            "base": _base(source, name, folder),
+            "architecture": architecture,
+            "auto_class": _auto_class(model),
+            "tokenizer": has_tokenizer,
+            "card": carried_over(source_facts(source, name), architecture),
+            "kept": [units.tolist() for units in kept],
+        }
+        (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        (folder / "README.md").write_text(model_card(record), encoding="utf-8")
 
 
 def _base(source: Any, name: str | None, folder: Path) -> str | None:

@@ -75,7 +75,10 @@ def attach_pooling(model: PreTrainedModel, name: str | None = None, pooling: str
     found = read_pooling(name)
     if pooling is not None:
         given = parse_pooling(pooling) if isinstance(pooling, str) else pooling
-        found = given if found is None or isinstance(pooling, Pooling) else _with_modes(found, given)
+        if found is None or isinstance(pooling, Pooling):
+            found = given
+        else:
+            found = replace(found, modes=given.modes, normalize=found.normalize or given.normalize)
     if found is not None:
         set_pooling(model, found)
     elif pooling_of(model).guessed:
@@ -99,7 +102,7 @@ def read_pooling(name: str) -> Pooling | None:
     dense: list[Projection] = []
     normalize = False
     for module in modules:
-        kind, path = _kind(module), str(module.get("path", ""))
+        kind, path = _kind(module), module.get("path", "")
         if kind == "Pooling":
             config = _read(name, f"{path}/config.json") or {}
             modes = modes_of(config, f"{path}/config.json")
@@ -123,25 +126,6 @@ def read_pooling(name: str) -> Pooling | None:
         default=settings.get("default_prompt_name"),
         max_length=_max_length(name, modules),
     )
-
-
-def companions(name: str) -> Path | None:
-    """The folder with the side files of a model: the directory itself, or what the Hub's cache keeps of an id."""
-    if Path(name).is_dir():
-        return Path(name)
-    modules = _modules_of(name)
-    if modules is None:
-        return None
-    for module in modules:  # fetch what lies in folders; the rest came with the model and its tokenizer
-        path = str(module.get("path", ""))
-        for file in ("config.json", "model.safetensors") if path else ("sentence_bert_config.json", SETTINGS):
-            _find(name, f"{path}/{file}".lstrip("/"))
-    found = _find(name, MODULES)
-    return None if found is None else found.parent
-
-
-def _with_modes(found: Pooling, given: Pooling) -> Pooling:
-    return replace(found, modes=given.modes, normalize=found.normalize or given.normalize)
 
 
 def modes_of(config: dict[str, Any], where: str) -> tuple[Mode, ...]:
@@ -172,7 +156,7 @@ def _projection(name: str, path: str) -> Projection:
 
 def _max_length(name: str, modules: list[dict[str, Any]]) -> int | None:
     """Tokens of the longest text, where the configuration of the transformer says."""
-    path = next((str(module.get("path", "")) for module in modules if _kind(module) == "Transformer"), "")
+    path = next((module.get("path", "") for module in modules if _kind(module) == "Transformer"), "")
     settings = _read(name, f"{path}/sentence_bert_config.json".lstrip("/")) or {}
     length = settings.get("max_seq_length")
     return length if isinstance(length, int) and length > 0 else None

@@ -30,6 +30,10 @@ def compare(
     metric: o.Metric = None,
     index: o.Index = None,
     pooling: o.Pooling = None,
+    prefix: o.Prefix = None,
+    image_size: o.ImageSize = None,
+    mean: o.Mean = None,
+    std: o.Std = None,
     text_columns: o.TextColumns = None,
     label_column: o.LabelColumn = None,
     limit: o.Limit = None,
@@ -57,7 +61,8 @@ def compare(
 
     source = Source(
         first, data, task, o.columns(text_columns), label_column, max_length, batch_size, device=device,
-        trust_remote_code=trust_remote_code, metric=metric, index=index, pooling=pooling,
+        trust_remote_code=trust_remote_code, metric=metric, index=index, pooling=pooling, prefix=prefix,
+        images=o.images(image_size, mean, std),
     )  # fmt: skip
     with watching(STAGES, quiet=quiet) as watcher:
         result = compare_sources(source, second, limit=limit, watcher=watcher)

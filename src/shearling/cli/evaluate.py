@@ -22,6 +22,10 @@ def evaluate(
     metric: o.Metric = None,
     index: o.Index = None,
     pooling: o.Pooling = None,
+    prefix: o.Prefix = None,
+    image_size: o.ImageSize = None,
+    mean: o.Mean = None,
+    std: o.Std = None,
     text_columns: o.TextColumns = None,
     label_column: o.LabelColumn = None,
     limit: o.Limit = None,
@@ -52,7 +56,8 @@ def evaluate(
 
     source = Source(
         model, data, task, o.columns(text_columns), label_column, max_length, batch_size, device=device, dtype=dtype,
-        trust_remote_code=trust_remote_code, metric=metric, index=index, pooling=pooling,
+        trust_remote_code=trust_remote_code, metric=metric, index=index, pooling=pooling, prefix=prefix,
+        images=o.images(image_size, mean, std),
     )  # fmt: skip
     with watching(STAGES, quiet=quiet) as watcher:
         score = record_evaluation if record else evaluate_source

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Literal, Optional
 
 import typer
+
+if TYPE_CHECKING:
+    from shearling.data.images import ImageOptions
 
 INPUT = "Model and data"
 CONSTRAINT = "Constraint"
@@ -34,7 +37,7 @@ Task = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(
         "--task",
-        help="sst2, mnli, squad, ... or classification, sts, retrieval, rerank, lm, ...",
+        help="sst2, mnli, squad, ... or classification, sts, retrieval, rerank, lm, seq2seq, knn, ...",
         rich_help_panel=INPUT,
     ),
 ]
@@ -46,7 +49,7 @@ Metric = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(
         "--metric",
-        help="Judge by this: ndcg@10, mrr@10, r@1, r@10, spearman, auc, ...; by default the task's usual.",
+        help="Judge by this: ndcg@10, mrr@10, r@1, spearman, auc, rouge-l, agreement, ...; by default the task's own.",
         rich_help_panel=INPUT,
     ),
 ]
@@ -54,7 +57,7 @@ Index = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(
         "--index",
-        help="retrieval: who embeds the passages. `dense` is the original; else the model scored.",
+        help="retrieval, knn: who embeds what is searched. `dense` is the original; else the model scored.",
         rich_help_panel=INPUT,
     ),
 ]
@@ -65,6 +68,28 @@ Pooling = Annotated[
         help="Embedding models whose files do not say it: mean, cls, last, max, weighted_mean.",
         rich_help_panel=INPUT,
     ),
+]
+Prefix = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option(
+        "--prefix",
+        help="seq2seq: put this before every source; by default what the configuration says.",
+        rich_help_panel=INPUT,
+    ),
+]
+ImageSize = Annotated[
+    Optional[int],  # noqa: UP045
+    typer.Option("--image-size", help="Images: pixels of a side, without a processor file.", min=1,
+                 rich_help_panel=INPUT),
+]  # fmt: skip
+Mean = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--mean", help="Images: mean of the colours, one number or three: 0.5 or 0.485,0.456,0.406.",
+                 rich_help_panel=INPUT),
+]  # fmt: skip
+Std = Annotated[
+    Optional[str],  # noqa: UP045
+    typer.Option("--std", help="Images: deviation of the colours, as --mean.", rich_help_panel=INPUT),
 ]
 TextColumns = Annotated[
     Optional[str],  # noqa: UP045
@@ -135,6 +160,22 @@ TrustRemoteCode = Annotated[
 def columns(value: str | None) -> list[str] | None:
     """`a,b` as a list."""
     return None if value is None else [name.strip() for name in value.split(",") if name.strip()]
+
+
+def images(size: int | None, mean: str | None, std: str | None) -> ImageOptions | None:
+    """The options about images, where any was given."""
+    if size is None and mean is None and std is None:
+        return None
+    from shearling.data.images import ImageOptions
+
+    return ImageOptions(size, _numbers(mean, "--mean"), _numbers(std, "--std"))
+
+
+def _numbers(value: str | None, option: str) -> list[float] | None:
+    try:
+        return None if value is None else [float(part) for part in value.split(",")]
+    except ValueError:
+        raise typer.BadParameter(f"{value!r} is not a number, or three with commas", param_hint=option) from None
 
 
 def samples(value: str) -> int | Literal["auto"]:

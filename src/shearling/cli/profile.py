@@ -58,12 +58,15 @@ def profile(
 ) -> None:
     """Time MODEL's own layers here, with fewer and fewer units, for `prune --latency`."""
     from shearling.cli.console import emit, say, tell, watching
-    from shearling.workflows.profile import STAGES, Setting, profile_source
+    from shearling.workflows.profile import STAGES, profile_source
 
     spent = o.renamed("--budget", "--seconds", budget, seconds) or 60.0
-    setting = Setting(batch_size, seq_len, device, dtype, threads, runtime, spent, trust_remote_code)
     with watching(STAGES, quiet=quiet) as watcher:
-        table = profile_source(model, setting, out=out, picture=plot, force=force, watcher=watcher)
+        table = profile_source(
+            model, out=out, picture=plot, force=force, batch_size=batch_size, seq_len=seq_len, device=device,
+            dtype=dtype, threads=threads, runtime=runtime, seconds=spent, trust_remote_code=trust_remote_code,
+            progress=watcher,
+        )  # fmt: skip
     if as_json:
         emit(table.to_json() | {"out": str(out)})
     else:

@@ -32,6 +32,10 @@ def prune(
     metric: o.Metric = None,
     index: o.Index = None,
     pooling: o.Pooling = None,
+    prefix: o.Prefix = None,
+    image_size: o.ImageSize = None,
+    mean: o.Mean = None,
+    std: o.Std = None,
     flops: Annotated[
         Optional[float],  # noqa: UP045
         typer.Option(help="Keep this share of the layers' FLOPs, in (0, 1].", rich_help_panel=o.CONSTRAINT),
@@ -184,6 +188,7 @@ def prune(
     source = Source(
         model, data, task, o.columns(text_columns), label_column, max_length, None, o.samples(samples), seed, device,
         dtype, trust_remote_code, o.renamed("--length", "--flops-length", length, flops_length), metric, index, pooling,
+        prefix=prefix, images=o.images(image_size, mean, std),
     )  # fmt: skip
     flags = {
         "labels": labels, "refit": refit, "realign": realign, "importance": importance, "allocation": allocation,

@@ -66,6 +66,10 @@ def sweep(
     metric: o.Metric = None,
     index: o.Index = None,
     pooling: o.Pooling = None,
+    prefix: o.Prefix = None,
+    image_size: o.ImageSize = None,
+    mean: o.Mean = None,
+    std: o.Std = None,
     text_columns: o.TextColumns = None,
     label_column: o.LabelColumn = None,
     samples: o.Samples = "auto",
@@ -95,7 +99,7 @@ def sweep(
     source = Source(
         model, data, task, o.columns(text_columns), label_column, max_length, batch_size, o.samples(samples),
         grid.seeds[0], device, dtype, trust_remote_code, o.renamed("--length", "--flops-length", length, flops_length),
-        metric, index, pooling,
+        metric, index, pooling, prefix=prefix, images=o.images(image_size, mean, std),
     )  # fmt: skip
     if dry_run:
         record, describe = planned(source, grid, evaluation=evaluation, limit=limit), describe_planned

@@ -62,10 +62,10 @@ def cut(
 
 def _pad(examples: Tokenized, pad_id: int) -> Tensors:
     # On the right for every model: positions then count from the first real token, also in decoders.
-    fill = {"input_ids": pad_id, "labels": IGNORED}
-    longest = max(len(ids) for ids in examples.tokens["input_ids"])
+    fill = {"input_ids": pad_id, "decoder_input_ids": pad_id, "labels": IGNORED}
     batch: Tensors = {}
     for name, lists in examples.tokens.items():
+        longest = max(map(len, lists))
         padded = np.full((len(lists), longest), fill.get(name, 0), dtype=np.int64)  # [examples, tokens]
         for row, ids in zip(padded, lists, strict=True):
             row[: len(ids)] = ids

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,11 +37,14 @@ def encode(
     label_column: str | None = None,
     bucket: bool = True,
     pooling: Pooling = GUESS,
+    model: Any = None,
+    prefix: str | None = None,
 ) -> Batches:
     """Draw `samples` examples without replacement and make batches that the model's forward takes as they are.
 
     An example is one model input: a text, a pair, a window of a long context, or a block of running text.
-    `pooling` is an embedding model's own: its prompts come before the texts.
+    `pooling` is an embedding model's own: its prompts come before the texts. `model` and `prefix` are of an
+    encoder-decoder: what its decoder reads, and what comes before its sources.
     """
     if samples is not None and samples < 1:
         raise InputError(f"{samples} samples were asked for; ask for at least 1")
@@ -55,6 +58,8 @@ def encode(
         label_column=label_column,
         seed=seed,
         pooling=pooling,
+        model=model,
+        prefix=prefix,
     )
     rng = np.random.default_rng(seed)
     if encoder.task.kind == "lm" and samples is not None:

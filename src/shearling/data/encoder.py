@@ -20,6 +20,7 @@ from shearling.data.columns import (
 from shearling.data.lm import make_blocks
 from shearling.data.retrieval import candidates, search_texts
 from shearling.data.rows import Rows
+from shearling.data.seq2seq import tokenize_pairs
 from shearling.data.squad import make_windows, read_answers, span_labels
 from shearling.data.tasks import Kind, Task, find_task
 from shearling.errors import DataError, InputError, ModelError
@@ -48,6 +49,8 @@ class Encoder:
     label_column: str | None = None
     seed: int = 0
     pooling: Pooling = GUESS  # of an embedding model: its prompts and its longest text
+    model: Any = None  # an encoder-decoder: it knows what its decoder reads, and writes targets where there are none
+    prefix: str | None = None  # of an encoder-decoder's sources; None takes that of its configuration
 
     @property
     def pad_id(self) -> int:
@@ -101,6 +104,8 @@ def make_encoder(
     label_column: str | None = None,
     seed: int = 0,
     pooling: Pooling = GUESS,
+    model: Any = None,
+    prefix: str | None = None,
 ) -> Encoder:
     """Check the length against the model and fill in that of the task."""
     from shearling.data.media import MediaEncoder, medium_of  # it builds on this module
@@ -113,7 +118,9 @@ def make_encoder(
         raise InputError(f"max_length {max_length} was asked for; this model takes 4 to {limit} tokens")
     usual = min(task.max_length, limit, pooling.max_length or limit)
     length = usual if max_length is None else max_length
-    return Encoder(tokenizer, task, config, length, labels, text_columns, label_column, seed, pooling)
+    return Encoder(
+        tokenizer, task, config, length, labels, text_columns, label_column, seed, pooling, model, prefix
+    )  # fmt: skip
 
 
 def _length_limit(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> int:
@@ -254,4 +261,5 @@ _TOKENIZERS: dict[Kind, Callable[[Encoder, Rows], Tokenized]] = {
     "retrieval": _searched,
     "rerank": _reranked,
     "lm": blocks,
+    "seq2seq": tokenize_pairs,
 }

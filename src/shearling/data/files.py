@@ -107,7 +107,7 @@ def _text_lines(stream: IO[bytes]) -> Iterator[str]:
 
 
 def _objects(stream: IO[bytes], path: Path) -> Iterator[tuple[str, Any]]:
-    """What each line says, after its place; empty lines say nothing."""
+    """(place, value) of every line that is not empty."""
     for number, line in enumerate(_text_lines(stream), start=1):
         if not line.strip():
             continue

@@ -92,7 +92,7 @@ def columns_of(records: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
 
 
 def as_rows(data: Any, *, limit: int | None = None, source: str = "the data") -> Rows:
-    """Make `Rows` of whatever a caller holds: Rows, a `datasets.Dataset`, a path, or a list of mappings."""
+    """Make `Rows` of what a caller gives: Rows, a `datasets.Dataset`, a path, or a list of mappings."""
     # files.py imports this module, so its reader is imported where it is needed.
     from shearling.data.files import read_rows
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from shearling.errors import InputError, ModelError
+from shearling.sample.read import reads_targets
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 Kind = Literal[
     "classification", "regression", "token-classification", "question-answering", "embedding", "retrieval", "rerank",
-    "lm",
+    "lm", "seq2seq", "knn",
 ]  # fmt: skip
 # The metrics that each kind of task can be judged by; a task has one of them, unless another is asked for.
 METRICS: dict[Kind, tuple[str, ...]] = {
@@ -26,6 +27,8 @@ METRICS: dict[Kind, tuple[str, ...]] = {
     "retrieval": ("ndcg@10", "mrr@10", "r@1", "r@10"),
     "rerank": ("ndcg@10", "mrr@10", "auc"),
     "lm": ("perplexity",),
+    "seq2seq": ("perplexity", "agreement", "rouge-l"),
+    "knn": ("accuracy",),
 }
 
 
@@ -58,7 +61,7 @@ class Task:
     @property
     def head(self) -> Kind:
         """The kind of task that the head of a model for this one is for."""
-        heads: dict[Kind, Kind] = {"retrieval": "embedding", "rerank": "regression"}
+        heads: dict[Kind, Kind] = {"retrieval": "embedding", "rerank": "regression", "knn": "embedding"}
         return heads.get(self.kind, self.kind)
 
     def judged_by(self, metric: str | None) -> Task:
@@ -122,6 +125,8 @@ TASKS: dict[str, Task] = {
         Task("retrieval", "retrieval", _SEARCH, _RELEVANCE, "ndcg@10", 512),
         Task("rerank", "rerank", _SEARCH, _RELEVANCE, "ndcg@10", 512),
         Task("lm", "lm", _SINGLES, (), "perplexity", 512),
+        Task("seq2seq", "seq2seq", _SINGLES, (), "perplexity", 512),  # data/seq2seq.py looks for its columns
+        Task("knn", "knn", _SINGLES, _CLASS, "accuracy", 512),
     )
 }  # fmt: skip
 
@@ -160,6 +165,10 @@ def infer_task(model: PreTrainedModel) -> Task:
     """The generic task that the head of the model is for."""
     name = type(model).__name__
     kind = next((kind for ending, kind in _HEADS if name.endswith(ending)), None)
+    if reads_targets(model) and model.main_input_name == "input_ids":
+        kind = "seq2seq"
+    elif kind == "embedding" and model.main_input_name == "pixel_values":
+        kind = "knn"
     if kind is None:
         raise ModelError(f"the head of {name} does not say its task; pass --task, one of {', '.join(TASKS)}")
     if kind == "classification":
@@ -174,7 +183,7 @@ def infer_task(model: PreTrainedModel) -> Task:
 def check_head(model: PreTrainedModel, task: Task) -> None:
     """Refuse a model whose head is for another kind of task than the one asked for."""
     try:
-        found = infer_task(model).kind
+        found = infer_task(model).head
     except ModelError:
         return  # an unknown head is the caller's word: they named the task
     if found != task.head:

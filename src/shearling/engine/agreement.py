@@ -21,7 +21,7 @@ from torch import Tensor
 
 from shearling.engine.hooks import device_of, frozen, run
 from shearling.engine.losses import embeddings, is_regression
-from shearling.engine.memory import with_smaller_batches
+from shearling.engine.memory import logits_per_token, with_smaller_batches
 from shearling.sample.batch import HELD_OUT, Batch
 from shearling.sample.sample import Sample
 
@@ -96,7 +96,8 @@ def answers(model: Any, sample: Sample) -> Answers:
         # Batches may be cut otherwise for the other model, where memory ran out; examples keep their numbers.
         return Answers(kind, torch.cat(parts)[torch.cat(order).argsort(stable=True)], sample.examples)
 
-    return with_smaller_batches(all_of, sample, device_of(model), backward=False)
+    width = logits_per_token(model)
+    return with_smaller_batches(all_of, sample, device_of(model), backward=False, logits=width)
 
 
 def agreement(dense: Answers, pruned: Answers) -> Agreement:
@@ -124,7 +125,7 @@ def _decisions(model: Any, outputs: Any, batch: Batch) -> tuple[Kind, Tensor, Te
         return "equal", ends.argmax(-1), each
     if "logits" not in outputs:
         return "cosine", embeddings(model, outputs, batch), each
-    logits: Tensor = outputs["logits"].float()
+    logits: Tensor = outputs["logits"]
     if logits.dim() == 2:
         if is_regression(model.config, logits):
             return "spearman", logits[:, :1], each
@@ -134,6 +135,7 @@ def _decisions(model: Any, outputs: Any, batch: Batch) -> tuple[Kind, Tensor, Te
     if "input_ids" in batch.inputs and model.can_generate() and not model.config.is_encoder_decoder:
         return _next_tokens(logits, batch.inputs["input_ids"], real)
     best = logits.argmax(-1)  # [B, S]
+    real = batch.inputs.get("decoder_attention_mask", real)
     counted = torch.ones_like(best) if real is None or real.shape != best.shape else real
     rows, _ = counted.nonzero(as_tuple=True)
     return "equal", best[counted != 0][:, None], rows.cpu()
@@ -141,7 +143,10 @@ def _decisions(model: Any, outputs: Any, batch: Batch) -> tuple[Kind, Tensor, Te
 
 def _next_tokens(logits: Tensor, tokens: Tensor, real: Tensor | None) -> tuple[Kind, Tensor, Tensor]:
     """The loss of every real next token, [n, 1]."""
-    losses = F.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none")  # [B, S - 1]
+    # One example at a time: a float32 copy of all logits over the vocabulary may not fit.
+    losses = torch.stack(
+        [F.cross_entropy(row[:-1].float(), to[1:], reduction="none") for row, to in zip(logits, tokens, strict=True)]
+    )  # [B, S - 1]
     counted = torch.ones_like(losses) if real is None else real[:, 1:]
     rows, _ = counted.nonzero(as_tuple=True)
     return "perplexity", losses[counted != 0][:, None], rows.cpu()

@@ -19,7 +19,7 @@ _guarded: ContextVar[bool] = ContextVar("guarded", default=False)  # inside `fai
 
 
 class _Told(ShearlingError):
-    """Another process failed or is gone; there is nobody left to tell."""
+    """Another process failed or ended; the others know of it already."""
 
 
 def rank_and_world() -> tuple[int, int]:
@@ -34,7 +34,7 @@ def add_up(tensors: Iterable[Tensor]) -> None:
     if rank_and_world()[1] == 1:
         return
     agree()
-    with _lost_ones_told():
+    with _connection_errors_explained():
         for tensor in tensors:
             here = tensor.to(_meeting_place(tensor.device))  # the tensor itself where its device can be summed over
             dist.all_reduce(here)
@@ -54,10 +54,10 @@ def gathered(mine: dict[int, T]) -> dict[int, T]:
     if world == 1:
         return mine
     agree()
-    everyones: list[dict[int, T]] = [{} for _ in range(world)]
-    with _lost_ones_told():
-        dist.all_gather_object(everyones, mine)
-    return {number: result for results in everyones for number, result in results.items()}
+    found: list[dict[int, T]] = [{} for _ in range(world)]
+    with _connection_errors_explained():
+        dist.all_gather_object(found, mine)
+    return {number: result for results in found for number, result in results.items()}
 
 
 def on_first(work: Callable[[], T]) -> T:
@@ -75,7 +75,7 @@ def on_first(work: Callable[[], T]) -> T:
             outcome[0] = work()
         except Exception as error:
             outcome[1] = _portable(error)
-    with _lost_ones_told():
+    with _connection_errors_explained():
         dist.broadcast_object_list(outcome)
     if outcome[1] is not None:
         raise outcome[1]
@@ -113,7 +113,7 @@ def agree(error: Exception | None = None) -> None:
     rank, world = rank_and_world()
     if world == 1:
         return
-    with _lost_ones_told():
+    with _connection_errors_explained():
         failed = torch.zeros(world, dtype=torch.int32, device=_meeting_place(torch.device("cpu")))
         failed[rank] = error is not None
         dist.all_reduce(failed)
@@ -147,15 +147,15 @@ def joined() -> Iterator[None]:
     try:
         with fail_together():
             yield
-        with _lost_ones_told():
+        with _connection_errors_explained():
             dist.barrier()  # keep the process group alive until all ranks have left their last exchange
     finally:
         dist.destroy_process_group()
 
 
 @contextmanager
-def _lost_ones_told() -> Iterator[None]:
-    """A process that died shows as a broken connection; say what it means."""
+def _connection_errors_explained() -> Iterator[None]:
+    """Explain the broken connection that a process leaves behind when it dies."""
     try:
         yield
     except RuntimeError as error:

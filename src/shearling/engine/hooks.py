@@ -110,8 +110,8 @@ def differentiable(structure: Structure) -> Iterator[list[Tensor]]:
         return (hidden, *rest), named
 
     with ExitStack() as stack:
-        for pile in structure.stacks:
-            handle = pile.layers[0].register_forward_pre_hook(hook, with_kwargs=True)
+        for one in structure.stacks:
+            handle = one.layers[0].register_forward_pre_hook(hook, with_kwargs=True)
             stack.callback(handle.remove)
         yield leaves
 

@@ -236,8 +236,14 @@ def _record_calls(
     with ExitStack() as hooks:
         for layer in dict.fromkeys(stack.layers):
             hooks.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
+        if stack.repeats == 1:  # nothing behind the last layer is of interest, least of all a language model's head
+            hooks.callback(stack.layers[-1].register_forward_hook(_stop).remove)
         _until_stopped(run, model, batch, precision)
     return entering[0], calls
+
+
+def _stop(module: nn.Module, args: Any, output: Any) -> None:
+    raise _Stop
 
 
 def _until_stopped(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

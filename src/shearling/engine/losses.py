@@ -10,7 +10,7 @@ What a head is shows in what it returns, so no class names are needed:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,8 @@ from torch import Tensor
 from shearling.errors import DataError, ModelError
 from shearling.models.pooling import pool, pooling_of
 from shearling.sample.batch import IGNORED, Batch, uniform
+
+CHUNK = {"cpu": 2**22, "cuda": 2**27}  # logits whose distribution is worked out at a time
 
 
 def example_losses(model: Any, outputs: Any, batch: Batch, *, seed: int, labels: bool) -> Tensor:
@@ -101,11 +103,46 @@ def check_finite(losses: Sequence[Tensor], batches: Sequence[Batch]) -> None:
 
 def _drawn_loss(logits: Tensor, draw: Tensor) -> Tensor:
     """Cross-entropy against a class drawn by inverting the model's own distribution at `draw`."""
-    with torch.no_grad():
-        steps = logits.double().softmax(-1).cumsum(-1)
-        target = torch.searchsorted(steps, draw.to(logits.device)[..., None] * steps[..., -1:], right=True)
-        target = target.clamp_(max=logits.shape[-1] - 1)
-    return F.nll_loss(logits.log_softmax(-1).flatten(0, -2), target.flatten(), reduction="none").view(draw.shape)
+    losses: Tensor = _Drawn.apply(logits.flatten(0, -2), draw.flatten().to(logits.device))  # type: ignore[no-untyped-call]
+    return losses.view(draw.shape)
+
+
+class _Drawn(torch.autograd.Function):
+    """Cross-entropy of [n, C] logits against drawn classes, some rows at a time.
+
+    Over a vocabulary, the distribution in float64 and its sums would take several times the memory of the logits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, draw: Tensor) -> Tensor:
+        parts, draws = (_chunks(logits)(tensor) for tensor in (logits, draw))
+        target = torch.cat([_draw_classes(part, at) for part, at in zip(parts, draws, strict=True)])
+        norm = torch.cat([part.logsumexp(-1) for part in parts])
+        ctx.save_for_backward(logits, target, norm)
+        return norm - logits.gather(1, target[:, None])[:, 0]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        logits, target, norm = ctx.saved_tensors
+        result = torch.empty_like(logits)
+        every = map(_chunks(logits), (result, logits, target, norm, gradients[0]))
+        for out, part, at, total, gradient in zip(*every, strict=True):
+            torch.exp(part - total[:, None], out=out)  # softmax, less one at the class that was drawn
+            out.scatter_add_(1, at[:, None], torch.full_like(at[:, None], -1, dtype=out.dtype))
+            out *= gradient[:, None]
+        return result, None
+
+
+def _chunks(logits: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
+    rows = max(1, CHUNK.get(logits.device.type, CHUNK["cpu"]) // logits.shape[1])
+    return lambda tensor: tensor.split(rows)
+
+
+def _draw_classes(logits: Tensor, draw: Tensor) -> Tensor:
+    """[n]: where the running sum of the distribution passes `draw`."""
+    steps = logits.double().softmax(-1).cumsum(-1)
+    target = torch.searchsorted(steps, draw[:, None] * steps[:, -1:], right=True)
+    return target[:, 0].clamp_(max=logits.shape[-1] - 1)
 
 
 def _signed(values: Tensor, batch: Batch, seed: int) -> Tensor:

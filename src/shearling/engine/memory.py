@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,17 +19,38 @@ T = TypeVar("T")
 BACKWARD_TOKENS = {"cpu": 1024, "cuda": 10240}  # forward and backward, in float32
 FORWARD_TOKENS = {"cpu": 2048, "cuda": 18432}
 LENGTH_MULTIPLE = {"cuda": 8}  # attention kernels are slow for other lengths
+LOGITS = {"cpu": 2**26, "cuda": 2**29}  # of a language model in one batch; a loss needs several times their memory
 RESIDENT = 1 / 8  # of the free memory that all batches together may take on a GPU
 
 
+def logits_per_token(model: Any) -> int:
+    """How many numbers a language model puts out for every token: its vocabulary. 0 for other heads."""
+    try:
+        head = model.get_output_embeddings()
+    except (AttributeError, NotImplementedError):  # no language model
+        return 0
+    return int(head.weight.shape[0]) if head is not None and hasattr(head, "weight") else 0
+
+
 def cut_batches(
-    sample: Sample, device: torch.device, *, backward: bool, precision: Precision = "float32", shrink: int = 1
+    sample: Sample,
+    device: torch.device,
+    *,
+    backward: bool,
+    precision: Precision = "float32",
+    shrink: int = 1,
+    logits: int = 0,
 ) -> list[Batch]:
-    """The sample in batches for one pass on a device; each of them `shrink` times smaller than usual."""
+    """The sample in batches for one pass on a device; each of them `shrink` times smaller than usual.
+
+    logits  numbers that the model puts out for every token: those of a large vocabulary need small batches
+    """
     most = BACKWARD_TOKENS if backward else FORWARD_TOKENS
     tokens = most.get(device.type, most["cpu"]) // shrink
     if precision == "bfloat16" and has_bfloat16(device):
         tokens *= 2  # activations take half the memory
+    if logits:
+        tokens = min(tokens, LOGITS.get(device.type, LOGITS["cpu"]) // logits)
     batches = sample.cut(max(tokens, 1), multiple=LENGTH_MULTIPLE.get(device.type, 1))
     held = sum(t.nbytes for batch in batches for t in (*batch.inputs.values(), *batch.labels.values()))
     if device.type == "cuda" and held > RESIDENT * free_bytes(device):
@@ -45,6 +66,7 @@ def with_smaller_batches(
     backward: bool,
     precision: Precision = "float32",
     alone: bool = True,
+    logits: int = 0,
 ) -> T:
     """Run a stage on the sample's batches; when memory runs out, again with batches half as large.
 
@@ -52,7 +74,9 @@ def with_smaller_batches(
     """
     shrink = 1
     while True:
-        batches = cut_batches(sample, device, backward=backward, precision=precision, shrink=shrink)
+        batches = cut_batches(
+            sample, device, backward=backward, precision=precision, shrink=shrink, logits=logits
+        )  # fmt: skip
         largest = max(map(len, batches))
         try:
             return stage(batches)
@@ -81,6 +105,6 @@ def out_of_memory(error: Exception) -> bool:
 
 
 def free_bytes(device: torch.device) -> int:
-    """What a GPU has left: free for everyone, and held by this process's allocator without being used."""
+    """What a GPU has left: free memory, and what this process's allocator has reserved but does not use."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0]) + unused

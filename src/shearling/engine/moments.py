@@ -29,7 +29,7 @@ class Moments:
 
     @staticmethod
     def zeros(n: int, out: int, like: Tensor) -> Moments:
-        """Nothing seen yet. Sums keep float64 where the model has it, and float32 otherwise."""
+        """No tokens yet. Sums keep float64 where the model has it, and float32 otherwise."""
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
 
         def zero(*shape: int, dtype: torch.dtype = dtype) -> Tensor:

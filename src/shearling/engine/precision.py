@@ -14,6 +14,7 @@ Precision = Literal["float32", "tf32", "bfloat16"]  # of the products in passes 
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 EXACT_ROWS = 4096  # rows per bfloat16 GEMM; the chunks are summed in float32
 SPLIT_ROWS = 8 * EXACT_ROWS  # rows split into high and low parts at once
+BLOCK = 512  # columns of a Gram matrix that a CPU computes at a time
 COLUMN_MULTIPLE = 8  # tensor cores are slow for other column counts
 
 
@@ -62,8 +63,7 @@ def add_gram_(total: Tensor, a: Tensor) -> None:
         add_gram_(product, a)
         total += product.to(total.device)
     elif not _in_parts(total, a):
-        a = a.to(total.dtype)
-        total.addmm_(a.T, a)
+        _add_symmetric_(total, a.to(total.dtype))
     else:
         for rows in a.split(SPLIT_ROWS):
             total += _gram(_split(rows))[: len(total), : len(total)]
@@ -78,7 +78,7 @@ def add_gram_and_cross_(gram: Tensor, cross: Tensor, h: Tensor, y: Tensor) -> No
     """
     if not _in_parts(gram, h):
         h, y = h.to(gram.dtype), y.to(gram.dtype)
-        gram.addmm_(h.T, h)
+        _add_symmetric_(gram, h)
         cross.addmm_(h.T, y)
         return
     n, m = len(gram), cross.shape[1]
@@ -96,6 +96,18 @@ def add_gram_and_cross_(gram: Tensor, cross: Tensor, h: Tensor, y: Tensor) -> No
             if left.low is not None:
                 gram += mixed[:n, :n] + mixed[:n, :n].T
                 cross += _products(left.low, right.high)[:n, :m]
+
+
+def _add_symmetric_(total: Tensor, a: Tensor) -> None:
+    """total += a^T a; of a large matrix on a CPU, the blocks below the diagonal are computed and mirrored."""
+    n = len(total)
+    if total.device.type != "cpu" or n < 2 * BLOCK:
+        total.addmm_(a.T, a)
+        return
+    for start in range(0, n, BLOCK):
+        stop = min(start + BLOCK, n)
+        total[start:, start:stop].addmm_(a[:, start:].T, a[:, start:stop])
+        total[start:stop, stop:] = total[stop:, start:stop].T
 
 
 def _in_parts(total: Tensor, a: Tensor) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
 
+logger = logging.getLogger("shearling")
 Progress = Callable[[int, int], None]  # (done, total)
 Watcher = Callable[[str, int, int], None]  # (stage, done, total)
 
@@ -17,7 +19,7 @@ def silent(done: int, total: int) -> None:
 
 
 def _wait_for_gpus() -> None:
-    """Until the GPUs in use have done what they were told; a model may be on any of them, or on several."""
+    """Wait until all GPUs in use have finished; a model may be on any of them, or on several."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         for number in range(torch.cuda.device_count()):
             if torch.cuda.memory_allocated(number):
@@ -30,6 +32,10 @@ class Stages:
     def __init__(self, watcher: Watcher | None = None) -> None:
         self.seconds: dict[str, float] = {}
         self._watcher = watcher
+
+    def say(self, words: str) -> None:
+        """A remark for whoever watches: beside the bars where there are some, else in the log."""
+        getattr(self._watcher, "say", logger.info)(words)
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[Progress]:

@@ -19,7 +19,7 @@ from shearling.errors import DataError
 from shearling.evaluation import metrics
 from shearling.evaluation.exam import Exam, make_exam, output_reader, predict
 from shearling.evaluation.flipped import Flipped, flipped
-from shearling.evaluation.scores import OutputReader, Predictions, score
+from shearling.evaluation.scores import OutputReader, Predictions, Writer, score
 from shearling.latency.timing import Times, device_name, in_turns
 from shearling.sample.batch import IGNORED, LABELS
 from shearling.sample.read import sample_of
@@ -120,6 +120,7 @@ def compare(
     label_column: str | None = None,
     metric: str | None = None,
     index: str | None = None,
+    prefix: str | None = None,
     rounds: int = 15,
     watcher: Watcher | None = None,
 ) -> Comparison:
@@ -127,6 +128,7 @@ def compare(
 
     metric   one of the task's others, such as r@1
     index    of a search: `dense` has the first model embed the passages for both
+    prefix   of an encoder-decoder's sources; by default that of its configuration
     """
     tell = watcher or (lambda stage, done, total: None)
     models = [side.model for side in sides]
@@ -134,7 +136,7 @@ def compare(
         make_exam(
             side.model, side.reader, rows, task, batch_size=batch_size, max_length=max_length,
             text_columns=text_columns, label_column=label_column, limit=limit, metric=metric,
-            index=models[0] if index else None,
+            index=models[0] if index else None, prefix=prefix, teacher=models[0],
         )
         for side in sides
     ]  # fmt: skip
@@ -150,8 +152,8 @@ def compare(
     times = _times(models, batches, rounds)
     tell("time", 1, 1)
     found = [
-        Compared(side.name, one.value, one.em, disk_bytes(side), parameters(side.model), _macs(side.model, one.batches),
-                 1e3 * time.median, 1e3 * time.spread, tuple(next(iter(batch.values())).shape))
+        Compared(side.name, one.value, one.em, disk_bytes(side.folder, side.model), parameters(side.model),
+                 _macs(side.model, one.batches), 1e3 * time.median, 1e3 * time.spread, tuple(next(iter(batch.values())).shape))
         for side, one, time, batch in zip(sides, taken, times, batches, strict=True)
     ]  # fmt: skip
     return Comparison(
@@ -178,13 +180,16 @@ class _Taken:
         seen: list[Batches] = []
         whole = output_reader(model)
 
-        def run(batches: Batches, read: OutputReader | None) -> Tensor:
+        def run(batches: Batches, read: OutputReader | Writer | None) -> Tensor:
+            progress = None if watcher is None else lambda done, total: watcher(stage, done, total)
+            if isinstance(read, Writer):
+                return predict(model, batches, read=read, device=device_of(model), progress=progress)
+
             def both(outputs: Any, batch: dict[str, Tensor]) -> Tensor:
                 notes.append(choices(outputs, batch, whole).float().cpu())
                 return (read or whole)(outputs, batch)
 
             seen.append(batches)
-            progress = None if watcher is None else lambda done, total: watcher(stage, done, total)
             return predict(model, batches, read=both, device=device_of(model), progress=progress)
 
         try:
@@ -250,14 +255,14 @@ def agreement(first: Sequence[Tensor], second: Sequence[Tensor]) -> Agreement | 
     return Agreement("spearman", 100 * float(metrics.spearman(a[:, 0].numpy(), b[:, 0].numpy())), len(a))
 
 
-def disk_bytes(side: Side) -> int:
+def disk_bytes(directory: str | None, model: PreTrainedModel) -> int:
     """The weight files of a directory; for a model from the Hub or in memory, the bytes of its parameters."""
-    folder = None if side.folder is None else Path(side.folder)
+    folder = None if directory is None else Path(directory)
     if folder is not None and folder.is_dir():
         files = [path for pattern in ("*.safetensors", "*.bin") for path in folder.glob(pattern)]
         if files:
             return sum(path.stat().st_size for path in files)
-    return sum(p.numel() * p.element_size() for p in side.model.parameters())
+    return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
 def _typical(batches: Batches) -> dict[str, Tensor]:
@@ -268,7 +273,7 @@ def _typical(batches: Batches) -> dict[str, Tensor]:
 def _macs(model: PreTrainedModel, batches: Batches) -> int:
     """Of one example; images and sound have no tokens to count, and are taken as they are."""
     sample = sample_of(batches)
-    return whole_macs(model, sample.some(1), sample.mean_length or 0.0)
+    return whole_macs(model, sample.some(1), sample.mean_lengths)
 
 
 def _times(models: Sequence[PreTrainedModel], batches: Sequence[dict[str, Tensor]], rounds: int) -> list[Times]:

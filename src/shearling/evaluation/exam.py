@@ -14,60 +14,27 @@ import torch.nn.functional as F
 
 from shearling.checkpoint.pretrained import named_device
 from shearling.data.batches import Batches, Tensors
-from shearling.data.encoder import make_encoder
+from shearling.data.encoder import Labels, make_encoder
 from shearling.data.retrieval import first_queries
 from shearling.data.rows import as_rows
 from shearling.data.tasks import Task, check_head, find_task, infer_task
+from shearling.engine.decoder import write
 from shearling.engine.hooks import device_of, frozen
 from shearling.engine.progress import Progress
 from shearling.errors import DataError, InputError, ModelError
 from shearling.evaluation.scores import Evaluation as Evaluation
-from shearling.evaluation.scores import OutputReader, Questions, score
+from shearling.evaluation.scores import OutputReader, Predict, Questions, Writer, next_tokens, score
 from shearling.models.pooling import pool, pooling_of
 from shearling.sample.batch import LABELS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
-def evaluate(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    rows: Any,
-    task: Task | str | None = None,
-    *,
-    batch_size: int = 64,
-    max_length: int | None = None,
-    device: str | torch.device = "auto",
-    text_columns: Sequence[str] | None = None,
-    label_column: str | None = None,
-    compile: bool = False,  # noqa: A002 - the name users know from torch
-    progress: Progress | None = None,
-    limit: int | None = None,
-    metric: str | None = None,
-    index: PreTrainedModel | None = None,
-) -> Evaluation:
-    """Score `model` on the first `limit` rows; without a task, the one that its head is for.
-
-    `rows` may be Rows, a file, a `datasets.Dataset` or a list of dicts. The model is left as it was.
-
-    metric  one of the task's others, such as r@1
-    index   of a search: the model that embeds the passages, while `model` embeds the queries
-    """
-    exam = make_exam(
-        model,
-        tokenizer,
-        rows,
-        task,
-        batch_size=batch_size,
-        max_length=max_length,
-        text_columns=text_columns,
-        label_column=label_column,
-        limit=limit,
-        metric=metric,
-        index=index,
-    )
-    return exam.take(model, device=device, compile=compile, progress=progress)
+# What to do about the labels of a task's rows; the others need them.
+_LABELS: dict[str, Labels] = {
+    "question-answering": "ignore", "embedding": "ignore", "retrieval": "ignore", "knn": "ignore",
+    "seq2seq": "optional",
+}  # fmt: skip
 
 
 class Exam(Questions):
@@ -89,7 +56,7 @@ class Exam(Questions):
         """Score one model, where it is unless another device is given; it is left as it was."""
         began = time.perf_counter()
 
-        def run(batches: Batches, read: OutputReader | None) -> torch.Tensor:
+        def run(batches: Batches, read: OutputReader | Writer | None) -> torch.Tensor:
             return predict(model, batches, read=read, device=device, compile=compile, progress=progress)
 
         return replace(score(self, run), seconds=time.perf_counter() - began, rows=self.fingerprint)
@@ -108,10 +75,14 @@ def make_exam(
     limit: int | None = None,
     metric: str | None = None,
     index: PreTrainedModel | None = None,
+    prefix: str | None = None,
+    teacher: PreTrainedModel | None = None,
 ) -> Exam:
     """An exam for `model` and everything pruned from it; complains about rows that do not suit its head.
 
-    index  of a search: the model that embeds the passages, once, for every model that takes the exam
+    index    of a search, or of neighbours: the model that embeds the passages, once, for all that take the exam
+    prefix   of an encoder-decoder's sources; by default that of its configuration
+    teacher  of an encoder-decoder: the dense model, to agree with and to write targets where there are none
     """
     task = (infer_task(model) if task is None else find_task(task)).judged_by(metric)
     check_head(model, task)
@@ -120,23 +91,29 @@ def make_exam(
         task,
         model.config,
         max_length=max_length,
-        labels="ignore" if task.kind in ("question-answering", "embedding", "retrieval") else "require",
+        labels=_LABELS.get(task.kind, "require"),
         text_columns=text_columns,
         label_column=label_column,
         pooling=pooling_of(model),
+        model=teacher or model,
+        prefix=prefix,
     )
     if task.kind in ("retrieval", "rerank"):
         chosen = first_queries(as_rows(rows), task, limit, text_columns)
     else:
         chosen = as_rows(rows, limit=limit)
     exam = Exam(encoder, chosen, batch_size)
+    if teacher is not None and task.kind == "seq2seq":
+        exam = replace(exam, said=next_tokens(exam, _run_by(teacher))[..., 1])
     if index is None:
         return exam
-    if task.kind != "retrieval":
-        raise InputError(f"an index is of use with task retrieval only, not with {task.name}")
-    return replace(
-        exam, index=exam.embed_passages(lambda batches, read: predict(index, batches, read=read, device=None))
-    )
+    if task.kind not in ("retrieval", "knn"):
+        raise InputError(f"an index is of use with the tasks retrieval and knn only, not with {task.name}")
+    return replace(exam, index=exam.embed_index(_run_by(index)))
+
+
+def _run_by(model: PreTrainedModel) -> Predict:
+    return lambda batches, read: predict(model, batches, read=read, device=None)
 
 
 def output_reader(model: PreTrainedModel) -> OutputReader:
@@ -162,7 +139,7 @@ def predict(
     model: PreTrainedModel,
     batches: Sequence[Tensors],
     *,
-    read: OutputReader | None = None,
+    read: OutputReader | Writer | None = None,
     device: str | torch.device | None = "auto",
     compile: bool = False,  # noqa: A002
     progress: Progress | None = None,
@@ -182,8 +159,12 @@ def predict(
         forward = torch.compile(model, dynamic=True) if compile else model
         for done, batch in enumerate(batches, start=1):
             moved = {name: tensor.to(place) for name, tensor in batch.items()}
-            outputs = forward(**{name: tensor for name, tensor in moved.items() if name not in LABELS})
-            part = read(outputs, moved)
+            inputs = {name: tensor for name, tensor in moved.items() if name not in LABELS}
+            if isinstance(read, Writer):
+                source = {name: tensor for name, tensor in inputs.items() if not name.startswith("decoder_")}
+                part = write(model, source, read.longest)[..., None]
+            else:
+                part = read(forward(**inputs), moved)
             parts.append(part.float().cpu())
             if progress is not None:
                 progress(done, len(batches))
@@ -228,7 +209,5 @@ def _ready(model: PreTrainedModel, device: str | torch.device | None) -> Iterato
 def _place(model: PreTrainedModel, device: str | torch.device | None, home: torch.device) -> torch.device:
     if device is None or len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
         return home  # spread over devices: it stays, and takes its inputs where it starts
-    if device == "auto":
-        return torch.device("cuda") if home.type == "cpu" and torch.cuda.is_available() else home
     place = named_device(str(device))
     return home if place.type == home.type and place.index is None else place

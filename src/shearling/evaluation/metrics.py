@@ -1,4 +1,4 @@
-"""The metrics of the tasks, as fractions: accuracy, correlations, F1, perplexity; rankings are in ranking.py."""
+"""The metrics of the tasks, as fractions: accuracy, correlations, F1, perplexity, ROUGE; rankings: ranking.py."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+_WORD = re.compile(r"\w+")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
@@ -72,6 +73,26 @@ def _cosine(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
 def perplexity(loss: float, tokens: float) -> float:
     """exp of the mean loss per token, in nats; bounded so that it stays a number."""
     return math.exp(min(loss / tokens, 700.0))
+
+
+def rouge_l(gold: str, written: str) -> float:
+    """F1 of the longest common subsequence of words, in lower case, without punctuation; 0 where either is empty."""
+    words, others = (_WORD.findall(text.lower()) for text in (gold, written))
+    if not words or not others:
+        return 0.0
+    common = longest_common(words, others)
+    return 2 * common / (len(words) + len(others))
+
+
+def longest_common(first: Sequence[str], second: Sequence[str]) -> int:
+    """The length of the longest common subsequence, row by row of the usual table."""
+    above = [0] * (len(second) + 1)
+    for word in first:
+        row = [0]
+        for place, other in enumerate(second):
+            row.append(above[place] + 1 if word == other else max(above[place + 1], row[place]))
+        above = row
+    return above[-1]
 
 
 # Entities are read as the conlleval script does.

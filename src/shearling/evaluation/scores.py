@@ -26,9 +26,20 @@ from shearling.sample.batch import IGNORED
 
 # What to keep of the outputs of a batch, one row per example.
 OutputReader = Callable[[Any, Tensors], torch.Tensor]
-# Gives the predictions for batches in the order of the data; without a reader, the logits or embeddings.
-Predict = Callable[[Batches, OutputReader | None], torch.Tensor]
 
+
+@dataclass(frozen=True)
+class Writer:
+    """In a reader's place: have an encoder-decoder write up to so many tokens, [examples, tokens, 1]."""
+
+    longest: int
+
+
+# Gives the predictions for batches in the order of the data; without a reader, the logits or embeddings.
+Predict = Callable[[Batches, OutputReader | Writer | None], torch.Tensor]
+
+_NEIGHBOURS = 20  # that vote on a class, and
+_TEMPERATURE = 0.07  # of their votes: exp(cosine / temperature), as in DINO's evaluation
 _LM_TOKENS = 4096  # in a batch: logits over the vocabulary are large
 _QUERIES = 256  # compared with all passages at a time
 
@@ -84,13 +95,15 @@ class Evaluation:
 class Questions:
     """Rows to score models on, and how models read them; what has been read once is kept for the next model.
 
-    index  of a search: embeddings of its passages [passages, D], where not the model itself is to make them
+    index  of a search or of neighbours: embeddings [passages, D], where not the model itself is to make them
+    said   of encoder-decoders: the dense model's next tokens [examples, tokens], to agree with
     """
 
     encoder: Encoder
     rows: Rows
     batch_size: int = 64
     index: torch.Tensor | None = None
+    said: torch.Tensor | None = None
 
     @property
     def task(self) -> Task:
@@ -115,8 +128,10 @@ class Questions:
         """Padded and stacked; all examples unless some are given."""
         return self.encoder.batches(self.examples if examples is None else examples, self.batch_size)
 
-    def embed_passages(self, run: Predict) -> torch.Tensor:
-        """The index that a model makes: embeddings of all passages, [passages, D]."""
+    def embed_index(self, run: Predict) -> torch.Tensor:
+        """The index that a model makes: embeddings of all passages, or of all rows for neighbours, [passages, D]."""
+        if self.task.kind == "knn":
+            return run(self.batches(), None)
         return run(self.batches(self.encoder.embed(self.search.passages, "document")), None)
 
 
@@ -129,7 +144,7 @@ def _score_search(asked: Questions, run: Predict) -> Evaluation:
     """Rank all passages for every query; the mean of each metric over the queries."""
     search = asked.search
     queries = run(asked.batches(asked.encoder.embed(search.queries, "query")), None)
-    passages = asked.embed_passages(run) if asked.index is None else asked.index
+    passages = asked.embed_index(run) if asked.index is None else asked.index
     if queries.shape[-1] != passages.shape[-1]:
         raise DataError(
             f"the queries are embedded in {queries.shape[-1]} dimensions, the index in {passages.shape[-1]}; "
@@ -297,6 +312,79 @@ def _losses(logits: torch.Tensor, labels: torch.Tensor, *, causal: bool) -> torc
     return torch.stack([torch.stack(losses), (labels != IGNORED).sum(dim=1)], dim=1)
 
 
+def next_tokens(asked: Questions, run: Predict) -> torch.Tensor:
+    """[examples, tokens, 2]: the loss of every token of the targets, and the token that the model would write there."""
+
+    def read(outputs: Any, batch: Tensors) -> torch.Tensor:
+        logits, labels = outputs["logits"], batch["labels"].to(outputs["logits"].device)
+        # One example at a time: a float32 copy of all logits over the vocabulary may not fit.
+        losses = [
+            F.cross_entropy(row.float(), label, ignore_index=IGNORED, reduction="none")
+            for row, label in zip(logits, labels, strict=True)
+        ]
+        return torch.stack([torch.stack(losses), logits.argmax(-1).float()], dim=-1)
+
+    size = min(asked.batch_size, max(1, _LM_TOKENS // asked.encoder.max_length))
+    return run(asked.encoder.batches(asked.examples, size), read)
+
+
+def _score_targets(asked: Questions, run: Predict) -> Evaluation:
+    """Perplexity of the targets, agreement with the dense model's next tokens; ROUGE-L where it is asked for."""
+    found = next_tokens(asked, run)
+    lengths = torch.tensor([len(ids) for ids in asked.examples.tokens["labels"]])
+    real = torch.arange(found.shape[1]) < lengths[:, None]  # [examples, tokens]
+    loss, tokens = float(found[..., 0][real].double().sum()), int(real.sum())
+    scores = {"perplexity": metrics.perplexity(loss, tokens), "loss": loss / tokens, "tokens": float(tokens)}
+    if asked.said is not None:
+        scores["agreement"] = 100 * float((found[..., 1] == asked.said)[real].double().mean())
+    elif asked.task.metric == "agreement":
+        raise DataError(
+            "agreement is with the dense model, and it is not known which that is; score a checkpoint whose record "
+            "names it, or use `prune --eval`, `sweep` or `compare`"
+        )
+    if asked.task.metric == "rouge-l":
+        scores["rouge-l"] = 100 * _rouge(asked, run)
+    return asked.result(scores.pop(asked.task.metric), extra=scores)
+
+
+def _rouge(asked: Questions, run: Predict) -> float:
+    """Mean ROUGE-L of what the model writes greedily against the targets, both as the tokenizer spells them."""
+    tokenizer, wanted = asked.encoder.tokenizer, asked.examples.tokens["labels"]
+    written = run(asked.batches(), Writer(max(map(len, wanted))))[..., 0].long()
+    texts = tokenizer.batch_decode(written.tolist(), skip_special_tokens=True)
+    gold = tokenizer.batch_decode(list(wanted), skip_special_tokens=True)
+    return float(np.mean([metrics.rouge_l(*pair) for pair in zip(gold, texts, strict=True)]))
+
+
+def _score_neighbours(asked: Questions, run: Predict) -> Evaluation:
+    """The class of each row, voted on by the rows nearest to it, itself left out."""
+    rows = asked.rows
+    labels = rows.column(require_label_column(rows, asked.task, asked.encoder.label_column))
+    names, gold = np.unique([str(label) for label in labels], return_inverse=True)
+    if len(rows) <= len(names):
+        raise DataError(f"every row of {rows.source} is of a class of its own; task knn needs several of a class")
+    guess = neighbours(run(asked.batches(), None), asked.index, torch.from_numpy(gold), len(names))
+    return asked.result(100 * metrics.accuracy(gold, guess.numpy()))
+
+
+def neighbours(queries: torch.Tensor, index: torch.Tensor | None, classes: torch.Tensor, count: int) -> torch.Tensor:
+    """[n]: the class that the nearest of the index vote for; row i of the queries does not vote on itself."""
+    bank = F.normalize(queries if index is None else index, dim=-1)
+    if queries.shape[-1] != bank.shape[-1]:
+        raise DataError(
+            f"the model embeds in {queries.shape[-1]} dimensions, the index in {bank.shape[-1]}; take the index of "
+            "the model that this one was pruned from"
+        )
+    guess = []
+    for start in range(0, len(queries), _QUERIES):
+        part = F.normalize(queries[start : start + _QUERIES], dim=-1) @ bank.T
+        part[torch.arange(len(part)), start + torch.arange(len(part))] = -torch.inf
+        near, at = part.topk(min(_NEIGHBOURS, len(bank) - 1))
+        votes = torch.zeros(len(part), count).scatter_add_(1, classes[at], (near / _TEMPERATURE).exp())
+        guess.append(votes.argmax(1))
+    return torch.cat(guess)
+
+
 _SCORERS: dict[Kind, Callable[[Questions, Predict], Evaluation]] = {
     "classification": _score_classes,
     "regression": _score_regression,
@@ -306,4 +394,6 @@ _SCORERS: dict[Kind, Callable[[Questions, Predict], Evaluation]] = {
     "retrieval": _score_search,
     "rerank": _score_rerank,
     "lm": _score_text,
+    "seq2seq": _score_targets,
+    "knn": _score_neighbours,
 }

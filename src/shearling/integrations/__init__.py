@@ -1,1 +1,1 @@
-"""Other libraries' ways in: transformers' Trainer, sentence-transformers."""
+"""Entry points from other libraries: transformers' Trainer, sentence-transformers."""

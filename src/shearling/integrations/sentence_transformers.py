@@ -2,33 +2,27 @@
 
 A SentenceTransformer or CrossEncoder is a list of modules whose first is a transformer. That one is pruned; pooling,
 Dense and Normalize modules, prompts, the longest text and the similarity stay as they are. The library itself is
-never imported here: whoever brings such a model has done so.
+never imported here: a caller with such a model has imported it.
 """
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from shearling.checkpoint.save import write_checkpoint
+from shearling.checkpoint.save import save
 from shearling.checkpoint.sentence import modes_of
-from shearling.data.batches import Tokenized
-from shearling.engine.silence import quiet_transformers
 from shearling.errors import ModelError
-from shearling.files import whole_directory
 from shearling.models.pooling import ACTIVATIONS, Mode, Pooling, Projection, set_pooling
 from shearling.pipeline import Plan, Pruned
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_TOKENIZED = 256  # texts at a time
 
 
 def is_sentence_model(value: Any) -> bool:
@@ -88,49 +82,6 @@ def _projection(module: Any) -> Projection:
     return Projection(linear.weight.detach().cpu(), bias, activation)
 
 
-def examples_of(model: Any, texts: Sequence[Any], *, prompt: str | None = None) -> Tokenized:
-    """Texts, or pairs of texts for a CrossEncoder, as the model itself would read them: tokenizer, prompt, length.
-
-    prompt  what is put before each text; the model's default prompt unless given
-    """
-    if prompt is None:
-        name = getattr(model, "default_prompt_name", None)
-        prompt = (getattr(model, "prompts", None) or {}).get(name) if name else None
-    tokens: dict[str, list[list[int]]] = {}
-    for start in range(0, len(texts), _TOKENIZED):
-        part = [tuple(text) if isinstance(text, (list, tuple)) else text for text in texts[start : start + _TOKENIZED]]
-        read = model.preprocess(part, prompt=prompt) if hasattr(model, "preprocess") else model.tokenize(part)
-        real = read["attention_mask"].bool()
-        for key, values in read.items():
-            if isinstance(values, Tensor) and values.shape == real.shape:
-                rows = zip(values, real, strict=True)
-                tokens.setdefault(key, []).extend(row[kept].tolist() for row, kept in rows)
-    return Tokenized(tokens)
-
-
-def with_transformer(model: Any, transformer: PreTrainedModel) -> Any:
-    """A copy of the model with this transformer in place of its own; the model itself is left as it is."""
-    # deepcopy takes what its memo holds for the copy, so the dense weights are never copied.
-    return copy.deepcopy(model, {id(transformer_of(model)): transformer})
-
-
-def save(
-    model: Any,
-    kept: Sequence[Tensor],
-    report: dict[str, Any],
-    directory: str | os.PathLike[str],
-    *,
-    force: bool = False,
-) -> Path:
-    """A directory that both `SentenceTransformer(directory)` (or CrossEncoder) and `shearling.load` read."""
-    target = Path(directory)
-    with whole_directory(target, force=force) as folder:
-        with quiet_transformers():
-            model.save_pretrained(str(folder), create_model_card=False)
-        write_checkpoint(transformer_of(model), kept, report, folder, None)
-    return target
-
-
 @dataclass(frozen=True, repr=False)
 class PrunedSentenceModel(Pruned):
     """The result for a SentenceTransformer or CrossEncoder: `model` is one of them, with a smaller transformer."""
@@ -142,12 +93,15 @@ class PrunedSentenceModel(Pruned):
 
         The model brings its tokenizer and other modules along, so `source` is not asked for anything.
         """
-        return save(self.model, self.kept, self.report.to_json(), directory, force=force)
+        transformer, record = transformer_of(self.model), self.report.to_json()
+        return save(transformer, self.kept, record, directory, sentence=self.model, force=force)
 
 
 def give_back(pruned: Pruned, sentence: Any) -> PrunedSentenceModel:
     """The result as the caller gave it: the pruned transformer in a copy of the model around it."""
-    return PrunedSentenceModel(with_transformer(sentence, pruned.model), pruned.kept, pruned.report, pruned.flipped)
+    # deepcopy uses what its memo has instead of a copy, so the dense weights are never copied.
+    whole = copy.deepcopy(sentence, {id(transformer_of(sentence)): pruned.model})
+    return PrunedSentenceModel(whole, pruned.kept, pruned.report, pruned.flipped)
 
 
 @dataclass(frozen=True)

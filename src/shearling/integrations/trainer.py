@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
-from shearling.costs import KINDS
+from shearling.costs import KINDS, Constraint
 from shearling.engine.distributed import fail_together
-from shearling.errors import ConstraintError, DataError, InputError, ShearlingError
+from shearling.errors import DataError, InputError, ShearlingError
 from shearling.files import check_writable
 from shearling.models.structure import structure_of
 from shearling.pipeline import prune
@@ -46,8 +46,7 @@ class PruneOnTrainEnd(TrainerCallback):
         if unknown:
             names = ", ".join(sorted(known))
             raise InputError(f"No option {', '.join(unknown)} in shearling.prune; there are {names}.")
-        if all(options.get(name) is None for name in KINDS):
-            raise ConstraintError('Give a constraint: PruneOnTrainEnd(flops=0.5, out="my-model-50").')
+        Constraint.of(**{name: options.get(name) for name in KINDS})
         self.out, self.force, self.options = Path(out), force, options
         self.pruned: Pruned | None = None
         self.error: Exception | None = None

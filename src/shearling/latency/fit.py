@@ -1,6 +1,6 @@
-"""Times by count: noise taken out, and Alg. 2's picture of them.
+"""Clean the times by count of noise, and fit Alg. 2's function to them.
 
-That picture is a constant overhead c up to a threshold T, then a slope a for each unit more.
+That function is a constant overhead c up to a threshold T, then a slope a for each unit more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shearling.costs import Piecewise
 
 TIE = 1e-12  # of the sum of squares; closer errors differ by rounding only
-NOISE = 2.0  # spreads; a dip deeper than this is the hardware's own and stays
+NOISE = 2.0  # spreads; a deeper dip is how the hardware behaves, and stays
 
 Floats = NDArray[np.float64]
 
@@ -25,7 +25,7 @@ def fit(curve: Floats) -> Piecewise:
 
     For a given threshold this is a straight line in x = max(0, k - T), so its sums over all counts come from running
     totals, and all thresholds together cost no more than one pass. Neither overhead nor slope may be negative: the
-    search spends a budget on them. The cost at 0 is 0 in the paper's picture, whatever the table says.
+    search spends a budget on them. The cost at 0 is 0 in the paper's function, whatever the table says.
     """
     y = np.asarray(curve[1:], dtype=np.float64)
     if not len(y):
@@ -33,7 +33,8 @@ def fit(curve: Floats) -> Piecewise:
     k = np.arange(1, len(y) + 1, dtype=np.float64)
     T = np.arange(len(y), dtype=np.float64)  # thresholds; the last count always lies on the slope
     n = float(len(y))
-    counts, ks, kks, ys, kys = (_from_each(v) for v in (np.ones_like(k), k, k * k, y, k * y))  # sums over k > T
+    terms = (np.ones_like(k), k, k * k, y, k * y)
+    counts, ks, kks, ys, kys = (np.cumsum(term[::-1])[::-1] for term in terms)  # entry T: the sum over k > T
     sx = ks - T * counts
     sxx = kks - 2 * T * ks + T * T * counts
     sxy = kys - T * ys
@@ -55,11 +56,6 @@ def fit(curve: Floats) -> Piecewise:
 def values(piecewise: Piecewise, units: int) -> Floats:
     """[units + 1]: the fit at every count."""
     return np.array([piecewise(count) for count in range(units + 1)])
-
-
-def _from_each(terms: Floats) -> Floats:
-    """Entry T: the sum over the counts beyond T."""
-    return np.cumsum(terms[::-1])[::-1]
 
 
 def cleaned(units: Sequence[int], values: Sequence[float] | Floats, spread: Sequence[float] | Floats | None) -> Floats:

@@ -34,11 +34,12 @@ TOLERANCE = 0.05  # of the ratio asked for
 CORRECTIONS = 2
 
 Cut = tuple[list[Tensor], Structure]  # what stays, and the student
+TableLike = Table | str | os.PathLike[str] | None
 
 
 @dataclass(frozen=True)
 class Met:
-    """The choice that was made, the limits it was made under, and what there is to say about it."""
+    """The choice that was made, the limits it was made under, and what to report about it."""
 
     kept: list[Tensor]
     student: Structure
@@ -59,7 +60,9 @@ def latency_limits(structure: Structure, table: Table, ratio: float, *, overhead
 
 def _side(structure: Structure, table: Table, ratio: float, side: str, fixed: float) -> Limit:
     curves = tuple(table.curves(structure, side))
-    pictures = {entry.shape: fit(entry.curve(side)) for entry in table.sublayers}  # Alg. 2's; one for all of a shape
+    pictures = {
+        entry.shape: fit(entry.curve(side)) for entry in table.sublayers
+    }  # as Alg. 2 wants it; one for all of a shape
     found = zip(structure.sublayers, shapes_in(structure), strict=True)
     pieces = tuple(pictures[shape] if s.units else Piecewise(0.0) for s, shape in found)
     limit = Limit("latency", ratio, curves, fixed, whole=table.dense, pieces=pieces)
@@ -125,13 +128,8 @@ def meet(
         "predicted": predicted,
         "measured": measured,
         "speedup": 1 / measured,
-        "device": table.device,
         "measured_on": here,
-        "batch_size": table.batch_size,
-        "seq_len": table.seq_len,
-        "dtype": table.dtype,
-        "threads": table.threads,
-        "runtime": table.runtime,
+        **{name: getattr(table, name) for name in ("device", "batch_size", "seq_len", "dtype", "threads", "runtime")},
         "corrections": len(tried) - 1,
         "layer_time": table.layer_shares(teacher),
         "tried": tried,
@@ -139,16 +137,20 @@ def meet(
     return Met(kept, student, limits, record, warnings)
 
 
-def checked_table(
-    table: Table | str | os.PathLike[str] | None, latency: float | None, structure: Structure
-) -> Table | None:
-    """The table a caller gave, read once and known to fit the model; before any work is done."""
-    if table is None:
-        return None
-    if latency is None:
-        raise ConstraintError("A latency table was given, but no latency; ask for one, such as latency=0.5.")
-    found = table if isinstance(table, Table) else load_table(table)
-    check_fits(found, structure)
+def read_table(table: TableLike, latency: float | None) -> Table | None:
+    """The table a caller gave, read; one without a latency is a mistake."""
+    if table is not None and latency is None:
+        raise ConstraintError(
+            "--table is of use with --latency only, and there is no latency; ask for one: latency=0.5."
+        )
+    return load_table(table) if isinstance(table, (str, os.PathLike)) else table
+
+
+def checked_table(table: TableLike, latency: float | None, structure: Structure) -> Table | None:
+    """The table a caller gave, read and known to fit the model; before any work is done."""
+    found = read_table(table, latency)
+    if found is not None:
+        check_fits(found, structure)
     return found
 
 

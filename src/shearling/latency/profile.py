@@ -2,9 +2,9 @@
 
 For each shape of sublayer and each count k, the model itself is run with k units in every sublayer of that shape and
 none in any other; what that takes beyond the model with no unit at all, divided by the number of those sublayers, is
-the time of k units. Whole models are run, not single sublayers, because that is what predicts whole models: weights
-come from memory as they will, and a GPU's queue fills as it will. Where a run of all layers would take too long, a
-model with only the first few layers stands in.
+the time of k units. Whole models are run, not single sublayers, because that predicts the time of whole models: caches
+and a GPU's queue then behave as in real use. Where a run of all layers would take too long, a model with only the
+first few layers is run instead.
 
 The table is then anchored at both ends, by the dense model and by the one with no unit left, both in full depth.
 """
@@ -106,7 +106,7 @@ class _Bench:
     example: dict[str, Tensor]
     device: torch.device
     runtime: str
-    reference: Run | None = None  # tells how fast the host is just now
+    reference: Run | None = None  # always the same run: its time shows the current speed of the host
 
     @property
     def two_sided(self) -> bool:
@@ -114,7 +114,7 @@ class _Bench:
         return self.device.type == "cuda" and self.runtime == "eager"
 
     def once(self, model: PreTrainedModel) -> float:
-        """A first look, after a warm-up."""
+        """The time of one run, after a warm-up."""
         run = runner(model, self.example, self.runtime)
         wall(run, self.device)
         return wall(run, self.device)

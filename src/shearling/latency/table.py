@@ -25,7 +25,7 @@ from shearling.schema import TABLE
 FORMAT = 1
 MAX_BYTES = 64 * 2**20
 RESTLESS = 0.15  # spread over time, from which on a table is not to be relied on
-WAITING = 1.2  # times its own work, from which on a GPU is said to wait for the host
+WAITING = 1.2  # times its own work; above this, a note says that the GPU waits for the host
 
 ShapeKey = tuple[int, str, int, int, int]  # stack, kind, width, hidden size, weights of a unit
 
@@ -139,9 +139,10 @@ class Table:
 
     def predict(self, structure: Structure, counts: Sequence[int]) -> float:
         """Seconds of the forward pass with these units left."""
-        curves = {side: self.curves(structure, side) for side in self.sides}
-        return float(max(fixed + sum(c[n] for c, n in zip(curves[side], counts, strict=True))
-                         for side, fixed in self.sides.items()))  # fmt: skip
+        return max(
+            fixed + float(sum(curve[n] for curve, n in zip(self.curves(structure, side), counts, strict=True)))
+            for side, fixed in self.sides.items()
+        )
 
     def __str__(self) -> str:
         shape = f"batch {self.batch_size}, length {self.seq_len}, {self.dtype}"
@@ -174,7 +175,7 @@ def milli(seconds: float) -> str:
 
 
 def restless(unrest: float) -> str:
-    """What to tell of a table measured while the machine was busy."""
+    """The warning about a table that was measured while the machine was busy."""
     return f"the machine was busy: repeated runs differ by {unrest:.0%}; measure the table again when it is quiet"
 
 
@@ -189,7 +190,7 @@ def shapes_in(structure: Structure) -> list[ShapeKey]:
 
 
 def load_table(path: str | os.PathLike[str]) -> Table:
-    """A table from a file; every field is checked, because people edit files and disks fill up."""
+    """A table from a file; every field is checked, because files get edited or cut short."""
     record = TABLE.read(Path(path), most=MAX_BYTES)
     entries = [Entry(**entry) for entry in record.pop("sublayers")]
     record.pop("format")
@@ -198,24 +199,19 @@ def load_table(path: str | os.PathLike[str]) -> Table:
 
 def check_fits(table: Table, structure: Structure) -> None:
     """Raise unless the table was measured on a model of this shape."""
-    model_type = structure.model.config.model_type
-    if table.model_type != model_type:
-        raise TableError(
-            f"The latency table is of a {table.model_type} model, this one is {model_type}. "
-            "Measure this model with `shearling profile`."
-        )
-    if table.layers != structure.sizes:
-        raise TableError(
-            f"The latency table is of a model with {_sizes(table.layers)}; this one has {_sizes(structure.sizes)}. "
-            "Measure this model with `shearling profile`."
-        )
     known = {entry.shape: entry.units[-1] for entry in table.sublayers}
-    for sublayer, shape in zip(structure.sublayers, shapes_in(structure), strict=True):
-        if sublayer.units and known.get(shape, -1) < sublayer.units:
-            raise TableError(
-                f"The latency table has no times for the {sublayer.name} ({sublayer.units} units of width "
-                f"{sublayer.width}, hidden size {shape[3]}). Measure this model with `shearling profile`."
-            )
+    missing = (
+        f"has no times for the {s.name} ({s.units} units of width {s.width}, hidden size {shape[3]})"
+        for s, shape in zip(structure.sublayers, shapes_in(structure), strict=True)
+        if s.units and known.get(shape, -1) < s.units
+    )
+    model_type, wrong = structure.model.config.model_type, next(missing, "")
+    if table.model_type != model_type:
+        wrong = f"is of a {table.model_type} model, this one is {model_type}"
+    elif table.layers != structure.sizes:
+        wrong = f"is of a model with {_sizes(table.layers)}; this one has {_sizes(structure.sizes)}"
+    if wrong:
+        raise TableError(f"The latency table {wrong}. Measure this model with `shearling profile`.")
 
 
 def _sizes(layers: Sequence[dict[str, int]]) -> str:

@@ -32,17 +32,6 @@ LONGEST_WAIT = 2.0  # seconds
 LONGEST_TURNS = 20.0  # seconds, about
 
 
-@dataclass(frozen=True)
-class Replay:
-    """A recorded run; what it was recorded from has to live as long, for the graph reads its memory."""
-
-    run: Run
-    graph: torch.cuda.CUDAGraph
-
-    def __call__(self) -> None:
-        self.graph.replay()
-
-
 def check_runtime(runtime: str, device: torch.device) -> None:
     """Raise unless models can be run in this way there."""
     if runtime not in RUNTIMES:
@@ -60,7 +49,7 @@ def runner(model: PreTrainedModel, example: dict[str, Tensor], runtime: str) -> 
         return run
     run()  # what fails here has nothing to do with graphs
     try:
-        return Replay(run, recorded(run, device_of(model)))
+        graph = recorded(run, device_of(model))
     except torch.cuda.OutOfMemoryError:
         raise
     except RuntimeError as error:  # the forward pass asks the device for something, or copies from the host
@@ -68,6 +57,11 @@ def runner(model: PreTrainedModel, example: dict[str, Tensor], runtime: str) -> 
         raise InputError(
             f"{type(model).__name__} cannot be recorded as a CUDA graph ({why}); use the runtime 'eager'."
         ) from error
+
+    def replay(recorded_from: Run = run) -> None:  # which has to live as long: the graph reads its memory
+        graph.replay()
+
+    return replay
 
 
 @dataclass(frozen=True)
@@ -151,7 +145,7 @@ def in_turns(runs: Sequence[Run], device: torch.device, *, rounds: int = 15) -> 
 
 
 def device_name(device: torch.device) -> str:
-    """What the maker calls it."""
+    """The name of the device, as its maker gives it."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     if device.type == "cpu":

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MOST_HEADS = 64
 MOST_STEPS = 48  # multiples of 64
 STEP = 64  # a tile of most matrix products
-FINE = 8  # what vector units and tensor cores like
+FINE = 8  # vector units and tensor cores work in multiples of this
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def counts_to_time(kind: str, units: int, also: Iterable[int] = ()) -> list[int]
     else:
         tiles = -(-units // STEP)
         found |= set(range(0, units + 1, STEP * max(1, -(-tiles // MOST_STEPS))))
-        found |= {8, 16, 24, 32, 40, 48, 56} | set(range(0, min(units, STEP), FINE))
+        found |= set(range(0, STEP, FINE))
         for part in (0.25, 0.5, 0.75):  # between two tiles: is the way up a slope or a step?
             tile = int(part * units) // STEP * STEP
             found |= {tile + FINE, tile + STEP // 2}
@@ -86,8 +86,8 @@ def shortened(structure: Structure, depth: int) -> Structure:
     model = copy.deepcopy(structure.model, {id(p): p for p in structure.model.parameters()})
     for stack in structure.stacks:
         owner, _, name = stack.row.layers.rpartition(".")
-        pile = cast(nn.ModuleList, find(model.base_model, stack.row.layers))
-        setattr(model.base_model.get_submodule(owner), name, pile[:depth])
+        layers = cast(nn.ModuleList, find(model.base_model, stack.row.layers))
+        setattr(model.base_model.get_submodule(owner), name, layers[:depth])
     return structure_of(model)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from shearling.costs import Limit
 from shearling.engine.distributed import rank_and_world
 from shearling.engine.hooks import device_of
-from shearling.engine.memory import with_smaller_batches
+from shearling.engine.memory import logits_per_token, with_smaller_batches
 from shearling.engine.moments import Moments
 from shearling.engine.polish import Polish, checked_polish
 from shearling.engine.precision import Precision
@@ -90,6 +90,7 @@ class Surgeon(Method):
                 backward=True,
                 precision=self.precision,
                 alone=rank_and_world()[1] == 1,
+                logits=logits_per_token(structure.model),
             )
             if earlier is not None:
                 found = [merged(before.curvature, now) for before, now in zip(earlier, found, strict=True)]

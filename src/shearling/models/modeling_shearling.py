@@ -22,7 +22,7 @@ from transformers.modeling_utils import PreTrainedModel
 
 VERSION = 2  # of the edits in config.json; 1 stood under `quantization_config`
 # What `transformers_weights` says in config.json. Transformers takes it for the name of the file with the weights, and
-# quotes it in its error where nobody has read this file. Reading the configuration or the tokenizer alone still works.
+# quotes it in its error where this file was not imported. Reading the configuration or the tokenizer alone still works.
 NOTICE = (
     "this model was pruned by shearling and its layers differ in size. Run `import shearling` before loading it, or "
     "pass trust_remote_code=True to the from_pretrained of an AutoModel class"

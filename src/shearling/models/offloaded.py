@@ -1,4 +1,4 @@
-"""Models that accelerate has spread out: `device_map="auto"` may leave weights on the disk or in another memory."""
+"""Models with offloaded weights: `device_map="auto"` of accelerate may leave some on the disk or on the host."""
 
 from __future__ import annotations
 

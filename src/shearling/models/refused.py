@@ -1,4 +1,4 @@
-"""What has no row, and why; and the kind of a model, which tells its nearest relative."""
+"""Families without a row, each with its reason; and the kind of a model, for naming the nearest supported family."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ UNSUPPORTED: dict[str, Refused] = {
 
 
 def kind_of(config: Any) -> ModelKind:
-    """What kind of model a configuration is of, as far as its fields tell."""
+    """What kind of model a configuration is of, as far as its fields show it."""
 
     def has(*names: str) -> bool:
         return any(getattr(config, name, None) for name in names)

@@ -81,6 +81,7 @@ class Part:
     norm       the norm between output and residual, where there is one: the refit then aims at the output alone
     windows    the attribute with the side of the windows it runs in, where it does: the tokens are then not in the
                order of the residual, and the refit aims at the output alone
+    across     whether keys and values are of the encoder's tokens (cross-attention): the first input is the query's
     beside     whether it reads the same residual as the sublayer before it, and both outputs are added to that
     size       the attribute with the size of a head, where the configuration does not tell
     floor      units that must stay in every layer; EVERY where none may go
@@ -100,6 +101,7 @@ class Part:
     scale: str = ""
     norm: str = ""
     windows: str = ""
+    across: bool = False
     beside: bool = False
     size: str = ""
     floor: int = 0

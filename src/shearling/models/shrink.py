@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from shearling.models.sublayer import Sublayer, columns_of, is_transposed, linea
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+Values = dict[str, Callable[[], Tensor]]  # by parameter of the base model: what it becomes, made when it is needed
 Kept = Sequence[Tensor]  # per sublayer, the indices of the units that stay, ascending
 
 
@@ -29,25 +31,27 @@ def shrink(model: PreTrainedModel, kept: Kept, *, shared: bool = False) -> PreTr
     structure = structure_of(model)
     before = edits_of(model)  # a pruned model may be pruned again
     edits = empty_edits()
-    values: dict[str, Tensor] = {}
+    values: Values = {}
     for sublayer, units in zip(structure.sublayers, kept, strict=True):
         if len(units) < sublayer.units:
             _cut(sublayer, units, edits, values)
             _pick(sublayer, units, before["picks"], edits)
 
-    memo = {id(p): p for p in model.parameters()} if shared else {}
-    student = copy.deepcopy(model, memo)
+    # What is cut gets memory of its own as it is reshaped: there is never a second copy of the whole.
+    dense = dict(model.base_model.named_parameters())
+    own = model.parameters() if shared else (dense[name] for name in values)
+    student = copy.deepcopy(model, {id(p): p for p in own})
     reshape(student, edits)
     parameters = dict(student.base_model.named_parameters())
     with torch.no_grad():
         for name, value in values.items():
-            parameters[name].copy_(value)
+            parameters[name].copy_(value())
 
     student.config.shearling = {"version": VERSION, "edits": merged(before, edits)}
     return student
 
 
-def _cut(sublayer: Sublayer, kept: Tensor, edits: dict[str, Any], values: dict[str, Tensor]) -> None:
+def _cut(sublayer: Sublayer, kept: Tensor, edits: dict[str, Any], values: Values) -> None:
     """Add what the removal of all but `kept` changes: shapes to the edits, parameters to the values."""
     for projection in sublayer.inputs:
         if not len(kept) and projection.path != sublayer.part.core:  # a core goes on as a hollow one
@@ -58,7 +62,7 @@ def _cut(sublayer: Sublayer, kept: Tensor, edits: dict[str, Any], values: dict[s
 
     for along, value in sublayer.own:
         index = columns_of(kept, value.shape[along.dim] // sublayer.units).to(value.device)
-        values[f"{sublayer.path}.{along.path}"] = value.index_select(along.dim, index)
+        values[f"{sublayer.path}.{along.path}"] = partial(value.index_select, along.dim, index)
         edits["parameters"][f"{sublayer.path}.{along.path}"] = [along.dim, len(index)]
     for counter in sublayer.part.counters:
         count = sublayer.read(counter)
@@ -87,24 +91,28 @@ def _slice(
     rows: Tensor | None,
     columns: Tensor | None,
     edits: dict[str, Any],
-    values: dict[str, Tensor],
+    values: Values,
 ) -> None:
     module = sublayer.layer.get_submodule(path)
     shape = linear_shape(module)
-    weight = module.weight.T if is_transposed(module) else module.weight
-    assert isinstance(weight, Tensor)
-    if rows is not None:
-        rows = rows.to(weight.device)
-        weight = weight[rows]
-    if columns is not None:
-        weight = weight[:, columns.to(weight.device)]
+    assert isinstance(module.weight, Tensor)
+    rows = None if rows is None else rows.to(module.weight.device)
+    columns = None if columns is None else columns.to(module.weight.device)
     edits["linear"][f"{sublayer.path}.{path}"] = [
         shape[0] if rows is None else len(rows),
         shape[1] if columns is None else len(columns),
     ]
-    values[f"{sublayer.path}.{path}.weight"] = weight.T if is_transposed(module) else weight
+    sides = (columns, rows) if is_transposed(module) else (rows, columns)
+    values[f"{sublayer.path}.{path}.weight"] = partial(_taken, module.weight, sides)
     if isinstance(module.bias, Tensor):
-        values[f"{sublayer.path}.{path}.bias"] = module.bias if rows is None else module.bias[rows]
+        values[f"{sublayer.path}.{path}.bias"] = partial(_taken, module.bias, (rows,))
+
+
+def _taken(tensor: Tensor, sides: Sequence[Tensor | None]) -> Tensor:
+    """Some places of every side; all of them where None."""
+    for dim, places in enumerate(sides):
+        tensor = tensor if places is None else tensor.index_select(dim, places)
+    return tensor
 
 
 def empty_edits() -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -35,7 +36,7 @@ class Stack:
     frames: Callable[[int, Tensor], Tensor] | None = None  # makes a mask over samples one over frames
 
     def real_tokens(self, batch: Batch, shape: torch.Size) -> Tensor | None:
-        """[B, S] bool: which of the tokens that come by here are not padding; None when all are."""
+        """[B, S] bool: which tokens of this stack are not padding; None when all are."""
         name = self.mask_of(batch)
         mask = batch.masks.get(name)
         if self.frames is not None and mask is not None and mask.shape != shape:
@@ -64,7 +65,7 @@ class Stack:
         return rows.to(next(iter(batch.inputs.values())).device, non_blocking=True)
 
     def mask_of(self, batch: Batch) -> str:
-        """The input that tells these layers what is padding. A decoder without inputs of its own sees the encoder's."""
+        """The input that marks the padding of these layers. A decoder without inputs of its own uses the encoder's."""
         own = self.row.mask in batch.inputs or "decoder_input_ids" in batch.inputs
         return self.row.fallback if self.row.fallback and not own else self.row.mask
 
@@ -96,14 +97,13 @@ class Structure:
     @property
     def sizes(self) -> list[dict[str, int]]:
         """Units left per layer, as reports and `--json` give them."""
-        return [_sum_by_kind(layer) for stack in self.stacks for layer in stack.sublayers]
-
-
-def _sum_by_kind(layer: tuple[Sublayer, ...]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for sublayer in layer:  # there may be several FFNs in it
-        sizes[sublayer.kind] = sizes.get(sublayer.kind, 0) + sublayer.units
-    return sizes
+        found = []
+        for layer in (layer for stack in self.stacks for layer in stack.sublayers):
+            units: Counter[str] = Counter()
+            for sublayer in layer:  # there may be several FFNs in it
+                units[sublayer.unit] += sublayer.units
+            found.append(dict(units))
+        return found
 
 
 def structure_of(model: PreTrainedModel) -> Structure:
@@ -112,11 +112,11 @@ def structure_of(model: PreTrainedModel) -> Structure:
     stacks: list[Stack] = []
     for stack_row in row.stacks:
         config = getattr(model.config, stack_row.config) if stack_row.config else model.config
-        pile = find(model.base_model, stack_row.layers)
+        layers = find(model.base_model, stack_row.layers)
         taken = any(stack.row.layers == stack_row.layers for stack in stacks)
-        if pile is not None and not taken and _fits(stack_row, cast(nn.ModuleList, pile), config):
+        if layers is not None and not taken and _fits(stack_row, cast(nn.ModuleList, layers), config):
             depth = sum(len(stack.layers) for stack in stacks)
-            stacks.append(_stack(stack_row, tuple(cast(nn.ModuleList, pile)), config, model.base_model, depth))
+            stacks.append(_stack(stack_row, tuple(cast(nn.ModuleList, layers)), config, model.base_model, depth))
     if not stacks:
         raise UnsupportedArchitecture(
             f"{type(model).__name__} does not have the modules that the row for '{model.config.model_type}' names "
@@ -153,18 +153,20 @@ def _refusal(config: Any) -> UnsupportedArchitecture:
     )
 
 
-def _fits(row: StackRow, pile: nn.ModuleList, config: Any) -> bool:
+def _fits(row: StackRow, layers: nn.ModuleList, config: Any) -> bool:
     """Whether the layers have the modules that the row names, and the configuration is as it says."""
     for condition in row.when.split(" and ") if row.when else ():
         if bool(getattr(config, condition.removeprefix("not "), False)) == condition.startswith("not "):
             return False
     paths = [path for part in row.parts for path in (part.out, part.residual_path, part.norm)]
-    return all(find(layer, path) is not None for layer in pile for path in paths)
+    return all(find(layer, path) is not None for layer in layers for path in paths)
 
 
 def _stack(row: StackRow, layers: tuple[nn.Module, ...], config: Any, base: nn.Module, depth: int) -> Stack:
     repeats = int(getattr(config, row.repeats)) if row.repeats else 1
-    first = _first_of_each_type(config, len(layers))
+    # The first layer, and the first of every other type: masks are made for the length its cache has.
+    types = (getattr(config, "layer_types", None) or [])[: len(layers)]
+    first = {0} | {types.index(kind) for kind in set(types)}
     views = []
     for i, layer in enumerate(layers):
         parts = (_sublayer(layer, f"{row.layers}.{i}", part, depth + i, row, config) for part in row.parts)
@@ -176,14 +178,8 @@ def _stack(row: StackRow, layers: tuple[nn.Module, ...], config: Any, base: nn.M
 
 def _floor(sublayer: Sublayer, keep: int) -> int:
     """What must stay, as far as it is still there."""
-    wanted = max(sublayer.part.floor, keep if sublayer.kind == "heads" else 0)
+    wanted = max(sublayer.part.floor, keep if sublayer.unit == "heads" else 0)
     return min(wanted, sublayer.units)
-
-
-def _first_of_each_type(config: Any, count: int) -> set[int]:
-    """The first layer, and the first of every other type: masks are made for the length its cache has."""
-    types = getattr(config, "layer_types", None) or []
-    return {0} | {types.index(kind) for kind in set(types[:count])}
 
 
 def _sublayer(layer: nn.Module, path: str, part: Part, depth: int, row: StackRow, config: Any) -> Sublayer:

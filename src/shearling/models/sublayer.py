@@ -11,15 +11,20 @@ from torch import Tensor, nn
 
 from shearling.models.row import Along, Fused, Kind, Part
 
+Reads = Literal["tokens", "positions", "source"]
+
 
 @dataclass(frozen=True)
 class Projection:
-    """A projection into the units, of tokens or of relative positions: in each block, `rows` outputs for each unit."""
+    """A projection into the units: in each block, `rows` outputs for each unit.
+
+    reads  the tokens that the sublayer's output is for, relative positions, or the encoder's tokens
+    """
 
     path: str
     module: nn.Module
     rows: tuple[int, ...]
-    of_tokens: bool = True
+    reads: Reads = "tokens"
 
     @property
     def per_unit(self) -> int:
@@ -37,7 +42,7 @@ class Projection:
 
 @dataclass(frozen=True, eq=False)
 class Sublayer:
-    """The attention or the FFN of one layer.
+    """The attention, the cross-attention or the FFN of one layer.
 
     units, width   `h` has units x width columns, a unit's columns side by side
     weight         [D, units x width], the output projection as it acts on `h`
@@ -61,7 +66,12 @@ class Sublayer:
     @property
     def name(self) -> str:
         """For messages: `heads of layer 3`."""
-        return f"{self.kind} of layer {self.depth}"
+        return f"{self.unit} of layer {self.depth}"
+
+    @property
+    def unit(self) -> str:
+        """What reports call its units: `heads`, `cross_heads` or `filters`."""
+        return f"cross_{self.kind}" if self.part.across else self.kind
 
     @property
     def out(self) -> nn.Module:
@@ -95,7 +105,10 @@ class Sublayer:
             module = find(self.layer, fused.path)
             if module is None:
                 continue
-            yield Projection(fused.path, module, self._rows(module, fused.blocks), entry not in positions)
+            reads: Reads = "positions" if entry in positions else "tokens"
+            if self.part.across and entry != self.part.inputs[0]:
+                reads = "source"
+            yield Projection(fused.path, module, self._rows(module, fused.blocks), reads)
 
     def _rows(self, module: nn.Module, blocks: int) -> tuple[int, ...]:
         """Rows of one unit in each block: as many as it has columns of `h` in the first, the rest shared equally."""
@@ -107,7 +120,7 @@ class Sublayer:
     def follows(self) -> Literal["residual", "output"]:
         """What a repair of the output projection aims at.
 
-        residual  the teacher's residual stream behind the sublayer: o_T + x_T - x_S, which makes up for errors below
+        residual  the teacher's residual stream behind the sublayer: o_T + x_T - x_S, which corrects earlier errors too
         output    the teacher's output o_T alone, because a norm stands between it and the residual, or it is in windows
         """
         return "output" if self.part.norm or self.part.windows else "residual"
@@ -130,7 +143,7 @@ class Sublayer:
     @property
     def foldable(self) -> tuple[Projection, ...]:
         """The inputs that see the tokens and nothing else, so that a change of the tokens can be folded into them."""
-        tokens = tuple(p for p in self.inputs if p.of_tokens)
+        tokens = tuple(p for p in self.inputs if p.reads == "tokens")
         shared = self.position_products and len(tokens) == len(self.inputs)
         apart = len({linear_shape(p.module)[1] for p in tokens}) > 1  # MobileBERT's values read what queries do not
         return () if shared or apart else tokens
@@ -200,15 +213,20 @@ class Sublayer:
             scale = self.weight.new_tensor(scale)
         if not isinstance(scale, Tensor):
             return None
-        return scale.masked_fill(scale == 0, torch.inf)  # nothing that is put out there can make up for anything
+        return scale.masked_fill(scale == 0, torch.inf)  # an output that is multiplied by zero cannot be repaired
 
     @property
     def weights_per_unit(self) -> int:
         """Matrix entries that tokens meet in one unit: its multiply-accumulates per token, products aside."""
-        return int(self._entries(of_tokens=True) + self.width * self.weight.shape[0])
+        return self._entries("tokens") + self.width * int(self.weight.shape[0])
 
-    def _entries(self, *, of_tokens: bool) -> int:
-        inputs = (p for p in self.inputs if p.of_tokens is of_tokens)
+    @property
+    def source_weights_per_unit(self) -> int:
+        """Matrix entries that the encoder's tokens meet in one unit of cross-attention."""
+        return self._entries("source")
+
+    def _entries(self, reads: Reads) -> int:
+        inputs = (p for p in self.inputs if p.reads == reads)
         return sum(p.per_unit * linear_shape(p.module)[1] for p in inputs)
 
     @property
@@ -216,7 +234,7 @@ class Sublayer:
         """Parameters that go with one unit, biases of its inputs included."""
         biases = sum(p.per_unit for p in self.inputs if getattr(p.module, "bias", None) is not None)
         own = sum(value.numel() // self.units for _, value in self.own) if self.units else 0
-        return self.weights_per_unit + self._entries(of_tokens=False) + biases + own
+        return self.weights_per_unit + self._entries("positions") + self._entries("source") + biases + own
 
 
 def columns_of(kept: Tensor, width: int) -> Tensor:

@@ -5,6 +5,8 @@ Rows are data; `row.py` explains the words, `parts.py` holds the sublayers. `reg
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from shearling.errors import InputError
 from shearling.models.parts import (
     ALBERT,
@@ -59,6 +61,13 @@ _TARGETS = {"mask": "decoder_attention_mask", "fallback": "attention_mask"}
 _DECODER = _TARGETS | {"heads": "decoder_attention_heads", "groups": ""}
 _FRAMES = "_get_feature_vector_attention_mask"
 _GROUPS = "a head is a whole key-value group with its query heads"
+
+
+def _decoders(*, pre_norm: bool) -> tuple[StackRow, StackRow]:
+    """The decoder of an encoder-decoder, and the same alone, where its cross-attention never runs."""
+    alone = StackRow("decoder.layers", fairseq(pre_norm=pre_norm), keep_first=1, **_DECODER)
+    return replace(alone, parts=fairseq(pre_norm=pre_norm, across=True), when="is_encoder_decoder"), alone
+
 
 ROWS: list[Row] = [
     Row(
@@ -148,33 +157,30 @@ ROWS: list[Row] = [
         ("whisper",),
         (
             StackRow("encoder.layers", fairseq(pre_norm=True), mask="", heads="encoder_attention_heads", groups=""),
-            StackRow("decoder.layers", fairseq(pre_norm=True), keep_first=1, **_DECODER),
+            *_decoders(pre_norm=True),
         ),
-        note="cross-attention is left alone",
     ),
     Row(
         ("mbart", "pegasus", "m2m_100", "blenderbot"),
         (
             StackRow("encoder.layers", fairseq(pre_norm=True), heads="encoder_attention_heads", groups=""),
-            StackRow("decoder.layers", fairseq(pre_norm=True), keep_first=1, **_DECODER),
+            *_decoders(pre_norm=True),
         ),
-        note="cross-attention is left alone",
     ),
     Row(
         ("bart", "marian", "blenderbot-small", "plbart"),
         (
             StackRow("encoder.layers", fairseq(pre_norm=False), heads="encoder_attention_heads", groups=""),
-            StackRow("decoder.layers", fairseq(pre_norm=False), keep_first=1, **_DECODER),
+            *_decoders(pre_norm=False),
         ),
-        note="cross-attention is left alone",
     ),
     Row(
         ("t5", "mt5"),
         (
-            StackRow("encoder.block", t5(1), keep_first=1),
-            StackRow("decoder.block", t5(2), keep_first=1, **_TARGETS),
+            StackRow("encoder.block", t5(), keep_first=1),
+            StackRow("decoder.block", t5(across=True), keep_first=1, **_TARGETS),
         ),
-        note="Flan-T5 too; cross-attention is left alone",
+        note="Flan-T5 too",
     ),
     Row(("gpt2",), (StackRow("h", GPT2, keep_first=1),)),
     Row(
@@ -280,7 +286,6 @@ ROWS: list[Row] = [
                 groups="decoder_num_key_value_heads",
             ),
         ),
-        note="cross-attention is left alone",
     ),
 ]
 

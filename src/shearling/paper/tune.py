@@ -46,7 +46,7 @@ def _solve(normal: Tensor, rest: Tensor, damp: float) -> Tensor:
     """(A^T A + damp^2 I)^-1 rest.
 
     A^T A is summed in the model's precision, so large activations can leave it indefinite by more than the damping.
-    Then the directions whose eigenvalues drown in that rounding tell nothing, and the masks do not move along them.
+    Then the directions whose eigenvalues are below that rounding error say nothing: the masks do not move along them.
     """
     if not (normal.isfinite().all() and rest.isfinite().all()):  # such masks are out of range, and discarded
         return torch.full_like(rest, torch.nan)

@@ -1,7 +1,7 @@
-"""From what callers hold (a DataLoader, batches of any size, rows of a data set) to a sample.
+"""Turn what callers give (a DataLoader, batches of any size, rows of a data set) into a sample.
 
 A batch is taken apart into examples, and the padding that its attention mask shows is removed, on either side. What
-cannot be taken apart safely, because an input's shape does not tell what belongs to which token, is only ever cut
+cannot be taken apart safely, because an input's shape does not show what belongs to which token, is only ever cut
 between examples, and the sample notes it.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,16 +24,11 @@ from shearling.sample.sample import Column, Group, Sample
 # Inputs with one entry a token, by the mask that tells real tokens from padding.
 AXES = {
     "attention_mask": (
-        "input_ids",
-        "token_type_ids",
-        "position_ids",
-        "inputs_embeds",
-        "bbox",
-        "labels",
-        "input_values",
+        "input_ids", "token_type_ids", "position_ids", "inputs_embeds", "bbox", "labels", "input_values",
     ),
     "decoder_attention_mask": ("decoder_input_ids", "decoder_inputs_embeds", "decoder_position_ids", "labels"),
-}
+}  # fmt: skip
+MASK = "decoder_attention_mask"
 POSITIONS = ("start_positions", "end_positions")  # they count tokens from the left, padding included
 STREAMED = 16  # of a stream of unknown length, at most so many times the examples that are used are read
 DRAWN_AT_ONCE = 256  # examples that a loader's collate function is given
@@ -46,11 +41,13 @@ class Accepted:
     names    the inputs its forward names; empty where it names none and takes whatever comes
     pad      the token that fills a batch
     batches  whether examples may share a batch (a head that looks for padding needs a padding token)
+    targets  whether labels are the text that a decoder is to write: they have a length of their own
     """
 
     names: frozenset[str] = frozenset()
     pad: int = 0
     batches: bool = True
+    targets: bool = False
 
     def wants(self, name: str) -> bool:
         """Whether an input of this name is of use."""
@@ -68,7 +65,15 @@ def accepted_by(model: Any) -> Accepted:
         frozenset(parameter.name for parameter in named if parameter.kind in kinds),
         pad if isinstance(pad, int) and pad >= 0 else 0,
         batches=not decodes,
+        targets=reads_targets(model),
     )
+
+
+def reads_targets(model: Any) -> bool:
+    """Whether the model writes text with a decoder that reads what is there already (T5, BART, Marian)."""
+    if not getattr(model.config, "is_encoder_decoder", False) or not model.can_generate():
+        return False
+    return "decoder_input_ids" in inspect.signature(model.forward).parameters
 
 
 def sample_of(data: Any, *, limit: int | None = None, accepted: Accepted | None = None, seed: int = 0) -> Sample:
@@ -86,14 +91,12 @@ def sample_of(data: Any, *, limit: int | None = None, accepted: Accepted | None 
     if not isinstance(data, Iterable):
         raise DataError(f"The sample must be an iterable of batches (dicts of tensors); got {type(data).__name__}.")
     reader = _Reader(accepted or Accepted())
-    given = None
     for raw in _source(data, limit, seed, reader):
-        given = raw
         reader.read(raw)
         if reader.count >= reader.most:
             reader.notes.append(f"of a stream of unknown length, the first {reader.count:,} examples were read")
             break
-    if given is None or not reader.count:
+    if not reader.count:
         raise DataError(
             "The sample is empty: not one batch came out of it. Give at least one; 2,048 examples are good."
         )
@@ -129,21 +132,11 @@ def _drawn_from(loader: DataLoader[Any], limit: int, seed: int, reader: _Reader)
 
 
 @dataclass
-class _Pile:
-    """Parts of one group, as they come."""
-
-    columns: dict[str, list[Tensor]] = field(default_factory=dict)
-    axes: dict[str, str] = field(default_factory=dict)
-    lengths: dict[str, list[Tensor]] = field(default_factory=dict)
-    indices: list[Tensor] = field(default_factory=list)
-
-
-@dataclass
 class _Reader:
     """Takes batches apart and sorts the examples into groups."""
 
     accepted: Accepted
-    piles: dict[Any, _Pile] = field(default_factory=dict)
+    parts: dict[Any, list[Group]] = field(default_factory=dict)  # of each group, in the order they came
     notes: list[str] = field(default_factory=list)
     count: int = 0
     batches: int = 0
@@ -182,6 +175,8 @@ class _Reader:
                 continue  # a flag such as `return_loss`: about the call, not about an example
             tensor = _host(value, key, number)
             found["labels" if key == "label" else key] = tensor[None] if row else tensor
+        if self.accepted.targets and MASK not in found and _dimensions(found.get("labels")) == 2:
+            found[MASK] = (found["labels"] != IGNORED).long()
         if not found.keys() - set(LABELS):
             names = sorted(self.accepted.names - set(LABELS))
             takes = f"; the model takes {names}" if names else ""
@@ -191,42 +186,39 @@ class _Reader:
         return found
 
     def _add(self, tensors: dict[str, Tensor], axes: dict[str, str], apart: int | None) -> None:
-        """Put the examples of a batch on the pile of their kind."""
+        """Add the examples of a batch to the others of their kind."""
         kept = {mask: _kept(tensors[mask]) for mask in set(axes.values())}
-        kind = [
-            (n, t.dtype, axes.get(n), t.shape[2:] if n in axes else t.shape[1:]) for n, t in sorted(tensors.items())
-        ]
-        pile = self.piles.setdefault((apart, *kind), _Pile(axes=axes))
-        for name, tensor in tensors.items():
+        columns: dict[str, Column] = {}
+        kind: list[Any] = [apart]
+        for name, tensor in sorted(tensors.items()):
+            kind.append((name, tensor.dtype, axes.get(name), tensor.shape[2:] if name in axes else tensor.shape[1:]))
+            pad = self.accepted.pad if name.endswith("input_ids") else IGNORED if name in LABELS else 0
             if name in axes:
                 inside = kept[axes[name]][0]
                 tensor = tensor.flatten(0, 1) if inside is None else tensor[inside]
             elif name in POSITIONS and "attention_mask" in kept and kept["attention_mask"][2] is not None:
                 tensor = tensor - kept["attention_mask"][2].to(tensor)
-            pile.columns.setdefault(name, []).append(tensor)
-        for mask, (_, lengths, _) in kept.items():
-            pile.lengths.setdefault(mask, []).append(lengths)
+            columns[name] = Column(tensor, axes.get(name, ""), pad)
+        lengths = {mask: lengths for mask, (_, lengths, _) in kept.items()}
         size = len(next(iter(tensors.values())))
-        pile.indices.append(torch.arange(self.count, self.count + size))
+        part = Group(columns, lengths, torch.arange(self.count, self.count + size))
+        self.parts.setdefault(tuple(kind), []).append(part)
 
     def finish(self) -> Sample:
         """The sample of all that was read."""
         groups = []
-        for pile in self.piles.values():
+        for parts in self.parts.values():
             columns = {
-                name: Column(torch.cat(parts), pile.axes.get(name, ""), self._pad(name))
-                for name, parts in pile.columns.items()
+                name: replace(column, values=torch.cat([part.columns[name].values for part in parts]))
+                for name, column in parts[0].columns.items()
             }
-            lengths = {axis: torch.cat(parts) for axis, parts in pile.lengths.items()}
-            groups.append(Group(columns, lengths, torch.cat(pile.indices)))
+            lengths = {axis: torch.cat([part.lengths[axis] for part in parts]) for axis in parts[0].lengths}
+            groups.append(Group(columns, lengths, torch.cat([part.indices for part in parts])))
         return Sample(tuple(groups), self.given or self.count, tuple(dict.fromkeys(self.notes)))
-
-    def _pad(self, name: str) -> int:
-        return self.accepted.pad if name.endswith("input_ids") else IGNORED if name in LABELS else 0
 
 
 def _axes(tensors: dict[str, Tensor]) -> dict[str, str] | None:
-    """Per input with one entry a token, the mask it goes with; None where a shape does not tell."""
+    """Per input with one entry a token, the mask it goes with; None where a shape does not show it."""
     axes: dict[str, str] = {}
     lengths = set()
     for mask, names in AXES.items():
@@ -238,18 +230,15 @@ def _axes(tensors: dict[str, Tensor]) -> dict[str, str] | None:
         axes[mask] = mask
         lengths.add(found.shape[1])
         for name in names:
-            if name in tensors and tensors[name].shape[:2] == found.shape and not _is_class_row(name, tensors[name]):
+            # Labels of several classes at once are numbers, [B, classes], however many tokens there are.
+            numbers = name == "labels" and name in tensors and tensors[name].is_floating_point()
+            if name in tensors and tensors[name].shape[:2] == found.shape and not numbers:
                 axes[name] = mask
     for name, tensor in tensors.items():
         fixed = name in LABELS or name in ("pixel_values", "input_features")
         if name not in axes and not fixed and any(size in lengths for size in tensor.shape[1:]):
             return None
     return axes
-
-
-def _is_class_row(name: str, tensor: Tensor) -> bool:
-    """Labels of several classes at once are numbers, [B, classes], however many tokens there are."""
-    return name == "labels" and tensor.is_floating_point()
 
 
 def _kept(mask: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:

@@ -129,13 +129,21 @@ class Sample:
 
     @property
     def mean_length(self) -> float | None:
-        """Mean number of real tokens of an example; None where neither masks nor token ids tell."""
+        """Mean number of real tokens of an example; None where neither masks nor token ids show it."""
         if all("attention_mask" in group.columns for group in self.groups):
             return self.mean_total("attention_mask")
         ids = [group.columns.get("input_ids") for group in self.groups]
         if any(column is None or column.values.dim() != 2 or column.axis for column in ids):
             return None
         return sum(column.values.numel() for column in ids if column is not None) / self.examples
+
+    @property
+    def mean_lengths(self) -> dict[str, float]:
+        """Mean number of real tokens of an example by input, as far as masks and token ids tell."""
+        found = {"input_ids": self.mean_length}
+        if all("decoder_attention_mask" in group.columns for group in self.groups):
+            found["decoder_input_ids"] = self.mean_total("decoder_attention_mask")
+        return {name: length for name, length in found.items() if length is not None}
 
     def mean_total(self, name: str) -> float:
         """The sum of an input over an example, on average: of a mask, the number of real tokens."""

@@ -46,10 +46,6 @@ _TIMING = record({
 })  # fmt: skip
 
 
-def _alike(value: dict[str, Any]) -> str | None:
-    return None if len(value["layers"]) == len(value["dense_layers"]) else ": layers and dense_layers differ in length"
-
-
 RECORD = Schema(
     "record",
     record(
@@ -83,7 +79,9 @@ RECORD = Schema(
             ),
             "tokenizer?": leaf(lambda value: isinstance(value, bool), "true or false"),
         },
-        also=_alike,
+        also=lambda value: (
+            None if len(value["layers"]) == len(value["dense_layers"]) else ": layers and dense_layers differ in length"
+        ),
     ),
     CheckpointError,
     "It was changed.",

@@ -5,8 +5,8 @@ costs, rounded up so that the budget always holds, then a fill-in of what roundi
 whole number and the budget fits the grid, the grid is those numbers and the answer is exact.
 
 Several budgets at once become one by weights: a weighted sum of costs, each divided by its budget, may not exceed the
-weighted sum of ones. Whoever meets all budgets meets this one too, so its optimum is a bound, and it is the answer if
-it meets them all. The weights move towards the budgets that are broken.
+weighted sum of ones. A choice that meets all budgets meets this one too, so its optimum is a bound, and it is the
+answer if it meets them all. The weights move towards the budgets that are broken.
 """
 
 from __future__ import annotations
@@ -41,7 +41,10 @@ def allocate(curves: Sequence[Curve], budgets: Sequence[float]) -> list[int]:
     """The number of units every sublayer keeps. Never over any budget; raises when even the least is."""
     limits = np.asarray(budgets, dtype=np.float64)
     curves = _affordable(curves, limits)
-    picks = _solve_one(curves, limits) if len(limits) == 1 else _solve_many(curves, limits)
+    if len(limits) == 1:
+        picks = _knapsack([curve.errors for curve in curves], [curve.costs[0] for curve in curves], float(limits[0]))
+    else:
+        picks = _solve_many(curves, limits)
     picks = _fill_in(curves, picks, limits)
     return [int(curve.counts[i]) for curve, i in zip(curves, picks, strict=True)]
 
@@ -68,11 +71,6 @@ def _too_little(least: Floats, limits: Floats) -> str:
     worst = int(np.argmax(least - limits))
     words = f"The budget is {limits[worst]:.4g}, but the least that can stay costs {least[worst]:.4g}"
     return words + (f"; ask for {least[worst] / limits[worst]:.3g} times as much." if limits[worst] > 0 else ".")
-
-
-def _solve_one(curves: Sequence[Curve], limits: Floats) -> list[int]:
-    costs = [curve.costs[0] for curve in curves]
-    return _knapsack([curve.errors for curve in curves], costs, float(limits[0]))
 
 
 def _solve_many(curves: Sequence[Curve], limits: Floats) -> list[int]:

@@ -7,6 +7,7 @@ the output projection. Their Kronecker product approximates the Fisher informati
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ from shearling.engine.losses import check_finite, example_losses
 from shearling.engine.memory import free_bytes
 from shearling.engine.precision import Precision, add_gram_, kernels
 from shearling.engine.progress import Progress, silent
+from shearling.engine.recompute import MOST, kept_bytes, recomputed
 from shearling.models.structure import Structure
 from shearling.sample.batch import Batch
 
@@ -50,8 +52,11 @@ def measure(
     counts = [torch.zeros((), dtype=torch.float64, device=c.A.device) for c in found]
     batch = batches[0]
     losses: list[Tensor] = []
+    backwards = False  # layers may run again while gradients are computed: nothing is counted twice
 
     def on_input(number: int, h: Tensor) -> None:
+        if backwards:
+            return
         h = by_example(h, len(batch))
         rows = flat(h, stacks[number].rows(batch, h.shape[:2]))[:, : found[number].A.shape[0]]
         add_gram_(found[number].A, rows)
@@ -63,7 +68,7 @@ def measure(
             rows = flat(gradient, stacks[number].rows(batch, gradient.shape[:2]))
             add_gram_(found[number].G, rows)
 
-        if output.requires_grad:  # a sublayer with no unit left gives a constant
+        if output.requires_grad and not backwards:  # a sublayer with no unit left gives a constant
             output.register_hook(on_gradient)
 
     with (
@@ -71,13 +76,17 @@ def measure(
         kernels(precision),
         watched(sublayers, on_input, on_output),
         differentiable(structure) as leaves,
+        _within_memory(structure, batches),
     ):
         for done, given in enumerate(batches):
             batch = given.to(device_of(model))
             outputs = run(model, batch, precision)
             losses.append(example_losses(model, outputs, batch, seed=seed, labels=labels))
+            backwards = True
             losses[-1].sum().backward(inputs=leaves)
+            backwards = False
             losses[-1] = losses[-1].detach()
+            del outputs  # a language model's logits need not wait for those of the next batch
             leaves.clear()
             progress(done + 1, len(batches))
 
@@ -88,6 +97,14 @@ def measure(
         curvature.G /= count
         curvature.tokens = float(count)
     return found
+
+
+def _within_memory(structure: Structure, batches: Sequence[Batch]) -> AbstractContextManager[None]:
+    """Where the insides of all layers would take much of a CPU's memory, they are computed again instead of kept."""
+    if device_of(structure.model).type != "cpu":
+        return nullcontext()
+    tokens = max(batch.inputs["input_ids"].numel() if "input_ids" in batch.inputs else 0 for batch in batches)
+    return recomputed(structure) if kept_bytes(structure, tokens) > MOST else nullcontext()
 
 
 def merged(first: Curvature, second: Curvature) -> Curvature:

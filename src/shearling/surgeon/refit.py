@@ -54,7 +54,7 @@ def solve_ridge(weight: Tensor, bias: Tensor | None, moments: Moments, ridge: fl
     if not len(gram):
         return weight, bias
     rest = cross - gram @ old
-    if not rest.isfinite().all():  # sums that overflowed tell nothing: the weights stay
+    if not rest.isfinite().all():  # the sums have overflowed: the weights stay as they are
         return weight, bias
     factor = damped_factor(gram[None].clone(), ridge)[0]
     new = (old + torch.cholesky_solve(rest, factor)).to(weight.dtype)

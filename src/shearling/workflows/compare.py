@@ -16,9 +16,8 @@ from shearling.workflows.progress import READING, ProgressLike, watching
 from shearling.workflows.source import (
     Source,
     check_early,
-    open_model,
+    open_source,
     quiet,
-    reader_for,
     rows_of,
     task_of,
     text_columns_of,
@@ -41,6 +40,7 @@ def compare(
     metric: str | None = None,
     index: str | None = None,
     pooling: str | None = None,
+    prefix: str | None = None,
     text_columns: Sequence[str] | None = None,
     label_column: str | None = None,
     limit: int | None = None,
@@ -66,6 +66,7 @@ def compare(
     source = Source(
         first, data, task, text_columns, label_column, max_length, batch_size, device=device,
         trust_remote_code=trust_remote_code, metric=metric, index=index, pooling=pooling, tokenizer=tokenizer,
+        prefix=prefix,
     )  # fmt: skip
     with watching(progress, STAGES) as watcher:
         return compare_sources(source, second, limit=limit, watcher=watcher)
@@ -93,17 +94,14 @@ def compare_sources(
     return compare_sides(
         sides, rows, task, limit=limit, batch_size=source.batch_size or BATCH_SIZE, max_length=source.max_length,
         text_columns=source.text_columns or text_columns_of(source.data), label_column=source.label_column,
-        metric=source.metric, index=source.index, watcher=watcher,
+        metric=source.metric, index=source.index, prefix=source.prefix, watcher=watcher,
     )  # fmt: skip
 
 
 def _side(source: Source) -> Side:
     """One of the two, opened; a model in memory is called by its origin, and the result of pruning `pruned`."""
-    if isinstance(source.model, (str, os.PathLike)):
-        opened = open_model(source)
-        return Side(source.name, opened.model, reader_for(source, opened), source.name)
-    held = isinstance(source.model, Pruned)
+    named, held = isinstance(source.model, (str, os.PathLike)), isinstance(source.model, Pruned)
     source = replace(source, model=source.model.model) if held else source
-    opened = open_model(source)
+    loaded = open_source(source)
     name = "pruned" if held else source.name or type(source.model).__name__
-    return Side(name, opened.model, reader_for(source, opened))
+    return Side(name, loaded.model, loaded.tokenizer, source.name if named else None)

@@ -25,6 +25,7 @@ from shearling.data import Batches, Rows, encode
 from shearling.engine.hooks import frozen
 from shearling.engine.progress import Watcher
 from shearling.errors import InputError
+from shearling.evaluation.compare import disk_bytes
 from shearling.evaluation.exam import make_exam, predict
 from shearling.files import check_writable, write_whole
 from shearling.latency.timing import device_name, in_turns
@@ -32,6 +33,7 @@ from shearling.methods import Surgeon
 from shearling.models.pooling import pooling_of
 from shearling.pipeline import Pruned, prune
 from shearling.report.page import model_page
+from shearling.report.record import Cost
 from shearling.workflows.demo_texts import texts
 from shearling.workflows.progress import stages_of
 
@@ -102,7 +104,6 @@ class Demo:
     pruned: Pruned
     model: Path
     report: Path
-    sample: int
     held_out: int
     bytes_dense: int
     bytes_pruned: int
@@ -119,7 +120,7 @@ class Demo:
             "held_out": self.held_out,
             "search": asdict(self.search),
             "closeness": asdict(self.closeness),
-            "file_bytes": _before_after(self.bytes_dense, self.bytes_pruned),
+            "file_bytes": Cost(self.bytes_dense, self.bytes_pruned).to_json(),
             "cpu_latency": asdict(self.latency),
             "examples": [asdict(example) for example in self.examples],
             "demo_seconds": self.seconds,
@@ -156,16 +157,18 @@ def demo(
     pruned.save(target, source=folder, force=force)
     student = load_model(str(target), device="cpu")  # what a user would load, not what is still in memory
 
+    progress = None if watcher is None else partial(watcher, "compare")
     runs = ((dense, given.queries), (student, given.queries), (dense, given.passages))
-    before, after, index = (_embeddings(model, batches(some), watcher) for model, some in runs)
+    before, after, index = (
+        F.normalize(predict(model, batches(some), device="cpu", progress=progress), dim=-1) for model, some in runs
+    )
     result = Demo(
         pruned=pruned,
         model=target,
         report=out / "report.md",
-        sample=len(given.sample),
         held_out=len(given.queries),
-        bytes_dense=_weight_bytes(folder),
-        bytes_pruned=_weight_bytes(target),
+        bytes_dense=disk_bytes(str(folder), dense),
+        bytes_pruned=disk_bytes(str(target), student),
         search=search(dense, student, tokenizer, given.queries, given.passages),
         closeness=closeness(before, after, index),
         latency=take_turns(dense, student, batches(given.queries, 1), rounds=ROUNDS),
@@ -228,11 +231,6 @@ def search(
     return Found(best.metric, best.value, values[0], values[1], len(set(passages)))
 
 
-def _embeddings(model: PreTrainedModel, batches: Batches, watcher: Watcher | None) -> Tensor:
-    progress = None if watcher is None else partial(watcher, "compare")
-    return F.normalize(predict(model, batches, device="cpu", progress=progress), dim=-1)
-
-
 def closeness(before: Tensor, after: Tensor, index: Tensor) -> Closeness:
     """Compare two sets of embeddings of the same queries, and what they find in an index, all of length one."""
     cosines = (before * after).sum(-1)
@@ -277,14 +275,6 @@ def take_turns(dense: PreTrainedModel, student: PreTrainedModel, batches: Batche
         tokens=tokens,
         threads=torch.get_num_threads(),
     )
-
-
-def _weight_bytes(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
-
-
-def _before_after(dense: int, pruned: int) -> dict[str, float]:
-    return {"dense": dense, "pruned": pruned, "ratio": pruned / dense}
 
 
 def write_up(result: Demo) -> str:

@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shearling.checkpoint.load import read_record
+from shearling.checkpoint.pretrained import load_model
 from shearling.checkpoint.record import add_evaluation, base_of
 from shearling.engine.progress import Watcher
 from shearling.errors import DataError, ShearlingError
 from shearling.evaluation.exam import Evaluation
 from shearling.workflows.progress import READING, ProgressLike, watching
-from shearling.workflows.source import Loaded, Source, check_early, exam_of, open_model, quiet, reader_for, task_of
+from shearling.workflows.pruning import take
+from shearling.workflows.source import Loaded, Source, check_early, exam_of, open_source, quiet
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from shearling.workflows.given import Data
 
 _log = logging.getLogger(__name__)
@@ -33,6 +37,7 @@ def evaluate(
     metric: str | None = None,
     index: str | None = None,
     pooling: str | None = None,
+    prefix: str | None = None,
     text_columns: Sequence[str] | None = None,
     label_column: str | None = None,
     limit: int | None = None,
@@ -53,6 +58,7 @@ def evaluate(
     metric      one of the task's others, such as r@1
     index       retrieval: who embeds the passages; `dense`, or a directory. By default the model scored
     pooling     of an embedding model whose files do not say it: mean, cls, last, max, weighted_mean
+    prefix      of an encoder-decoder's sources, such as "summarize: "; by default that of its configuration
     text_columns, label_column  where the texts and labels are, if the task does not tell
     limit       score on the first `limit` rows only
     max_length  cut texts to this many tokens
@@ -65,6 +71,7 @@ def evaluate(
     source = Source(
         model, data, task, text_columns, label_column, max_length, batch_size, device=device, dtype=dtype,
         trust_remote_code=trust_remote_code, metric=metric, index=index, pooling=pooling, tokenizer=tokenizer,
+        prefix=prefix,
     )  # fmt: skip
     with watching(progress, STAGES) as watcher:
         return evaluate_source(source, limit=limit, compiled=compile, watcher=watcher)
@@ -74,23 +81,21 @@ def evaluate_source(
     source: Source, *, limit: int | None = None, compiled: bool = False, watcher: Watcher | None = None
 ) -> Evaluation:
     """Score a source on its data."""
-    tell = watcher or quiet
     check_early(source)
-    tell("load", 0, 1)
-    opened = open_model(source)
+    loaded = open_source(source, watcher=watcher or quiet)
     if source.index == "dense":
         source = replace(source, index=_original(source.name))
-    loaded = Loaded(opened.model, reader_for(source, opened), task_of(source, opened.model), None, None)
-    tell("load", 1, 1)
+    tell = watcher or quiet
     tell("read", 0, 1)
-    exam = exam_of(source, loaded, source.data, limit=limit)
+    exam = exam_of(source, loaded, source.data, limit=limit, teacher=_teacher(source, loaded))
     tell("read", 1, 1)
-    tell("evaluate", 0, 1)
+    return take(exam, loaded.model, watcher, compiled=compiled)
 
-    def progress(done: int, total: int) -> None:
-        tell("evaluate", done, total)
 
-    return exam.take(opened.model, compile=compiled, progress=progress)
+def _teacher(source: Source, loaded: Loaded) -> PreTrainedModel | None:
+    """The dense model of a pruned encoder-decoder, where its record says where that is; the other tasks need none."""
+    base = base_of(Path(source.name)) if loaded.task.kind == "seq2seq" and source.name else None
+    return None if base is None else load_model(base, **source.loading)
 
 
 def _original(name: str) -> str:
@@ -132,11 +137,8 @@ def known_dense(record: dict[str, Any], score: dict[str, Any]) -> float | None:
     """What a record says the dense model scored on the rows of `score`, where the pruned one's score agrees too."""
     same = ("task", "metric", "examples", "rows")
     for entry in record.get("evaluations") or []:
-        if not score.get("rows") or any(entry.get(name) != score[name] for name in same):
-            continue
-        value, dense = (entry.get(name) for name in ("value", "dense"))
-        if not isinstance(value, (int, float)) or not isinstance(dense, (int, float)):
-            continue
-        if abs(value - score["value"]) <= SAME_SCORE:
+        dense = entry.get("dense")
+        known = dense is not None and score.get("rows") and all(entry.get(name) == score[name] for name in same)
+        if known and abs(entry["value"] - score["value"]) <= SAME_SCORE:
             return float(dense)
     return None

@@ -1,4 +1,4 @@
-"""What callers hand in as data, and whether it has to be read first. Light: plain batches pass here and no further."""
+"""What callers give as data, and whether it has to be read first. Imports nothing heavy: plain batches need no more."""
 
 from __future__ import annotations
 
@@ -38,12 +38,10 @@ def needs_reading(data: Any) -> bool:
         return not INPUTS & set(data.column_names)
     if not isinstance(data, Sequence) or not len(data):
         return False
-    return is_text(data[0]) or (isinstance(data[0], Mapping) and _is_raw(data[0]))
-
-
-def _is_raw(row: Mapping[str, Any]) -> bool:
-    """Whether a row has neither a model's inputs nor tensors of any other name."""
-    return not INPUTS & row.keys() and not any(hasattr(value, "shape") for value in row.values())
+    first = data[0]
+    if not isinstance(first, Mapping):
+        return is_text(first)
+    return not INPUTS & first.keys() and not any(hasattr(value, "shape") for value in first.values())
 
 
 def is_text(example: Any) -> bool:

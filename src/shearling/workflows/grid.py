@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shearling.costs import ratio_of
+from shearling.costs import Constraint
 from shearling.engine.progress import Watcher
 from shearling.errors import ConstraintError, InputError
 from shearling.evaluation.exam import Evaluation, Exam
-from shearling.latency.table import load_table
+from shearling.latency.meet import read_table
+from shearling.latency.table import Table
 from shearling.methods import Method, method_of
 from shearling.pipeline import Plan, Pruned
 from shearling.workflows.pruning import take
@@ -32,29 +34,23 @@ class Grid:
     multiple_of: int | None = None
     table: Path | None = None
 
-    def checked(self) -> Grid:
+    def __post_init__(self) -> None:
         """Complain before any work is done."""
         for name, values in (("methods", self.methods), ("budgets", self.budgets), ("seeds", self.seeds)):
             if not values:
                 raise InputError(f"The sweep has no {name}; give at least one.")
         for budget in self.budgets:
-            for kind, ratio in budget.items():
-                ratio_of(f"--{kind}", ratio)
+            Constraint.of(**budget)
         for seed in self.seeds:
             if not 0 <= seed < SEEDS:
                 raise InputError(f"--seeds takes numbers from 0 on, below 2^63; {seed} is none.")
-        self._check_table()
-        return self
-
-    def _check_table(self) -> None:
-        """A table goes with a latency, and is one; whether it fits, only the model tells."""
-        timed = any("latency" in budget for budget in self.budgets)
-        if timed and self.table is None:
+        if self.times is None and any("latency" in budget for budget in self.budgets):
             raise ConstraintError("A sweep over --latency needs a --table; make it with `shearling profile`.")
-        if self.table is not None:
-            if not timed:
-                raise ConstraintError("--table is of use with --latency only; ask for some, such as --latency 0.7,0.5.")
-            load_table(self.table)
+
+    @cached_property
+    def times(self) -> Table | None:
+        """The latency table, read once for all points."""
+        return read_table(self.table, next((b["latency"] for b in self.budgets if "latency" in b), None))
 
     def points(self) -> list[Key]:
         """Every point, in the order they are tried."""
@@ -76,7 +72,7 @@ def grid_of(
         [_number(word, int, "--seeds") for word in _words(seeds)],
         multiple_of,
         table,
-    ).checked()
+    )
 
 
 def budgets_of(given: Mapping[str, Sequence[float]]) -> list[dict[str, float]]:
@@ -111,12 +107,12 @@ class Outcome:
 
     @property
     def key(self) -> Key:
-        """What tells this point from the others."""
+        """What identifies this point."""
         return key(self.method, self.constraint, self.seed)
 
 
 def key(method: str, constraint: Mapping[str, float], seed: int) -> Key:
-    """What tells one point from another."""
+    """What identifies a point of a sweep."""
     return method, tuple(sorted(constraint.items())), seed
 
 
@@ -134,21 +130,20 @@ def outcomes(
     for seed in grid.seeds:
         for name, method in grid.methods.items():
             wanted = [budget for budget in grid.budgets if key(name, budget, seed) not in done]
-            plan = plan_of(method, seed) if wanted else None
-            for budget in wanted if plan else ():
+            if not wanted:
+                continue
+            plan = plan_of(method, seed)
+            for budget in wanted:
                 if watcher is not None:
                     watcher("sweep", count, total)
-                yield _point(plan, exam, grid, Outcome(name, budget, seed), watcher)  # type: ignore[arg-type]
+                point = Outcome(name, budget, seed)
+                asked: dict[str, Any] = {**budget, "table": grid.times, "multiple_of": grid.multiple_of}
+                try:
+                    pruned = plan.prune(**asked)
+                except ConstraintError as error:  # this budget cannot be met; the others may
+                    yield replace(point, problem=str(error))
+                else:
+                    yield replace(point, pruned=pruned, score=take(exam, pruned.model, watcher))
                 count += 1
     if watcher is not None:
         watcher("sweep", total, total)
-
-
-def _point(plan: Plan, exam: Exam, grid: Grid, point: Outcome, watcher: Watcher | None) -> Outcome:
-    asked: dict[str, Any] = {**point.constraint, "table": grid.table, "multiple_of": grid.multiple_of}
-    try:
-        pruned = plan.prune(**asked)
-    except ConstraintError as error:  # this budget cannot be met; the others may
-        return Outcome(point.method, point.constraint, point.seed, problem=str(error))
-    score = take(exam, pruned.model, watcher)
-    return Outcome(point.method, point.constraint, point.seed, pruned, score)

@@ -59,8 +59,7 @@ class Drop:
             raise ConstraintError(
                 "--by latency needs the --table that all budgets are tried against; `shearling profile` makes it."
             )
-        self._aim(target, HIGHEST[0]).checked()
-        return target
+        return replace(target, table=self._aim(target, HIGHEST[0]).checked().table)
 
     def meet(self, plan: Plan, target: Target, exam: Exam, watcher: Watcher | None = None) -> Pruned:
         """The smallest model found that stays within the drop; its report lists every budget tried."""

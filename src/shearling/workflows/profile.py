@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shearling.checkpoint.pretrained import check_prunable, load_model
-from shearling.engine.progress import Watcher
 from shearling.files import check_file
 from shearling.latency.profile import BUDGET
 from shearling.latency.profile import profile as profile_model
@@ -17,27 +15,12 @@ from shearling.latency.table import Table
 from shearling.report.charts import check_picture, plot
 from shearling.workflows.given import renamed
 from shearling.workflows.progress import ProgressLike, watching
-from shearling.workflows.source import quiet
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 STAGES = {"load": 5.0, "profile": 95.0}
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What the model will run on, and how."""
-
-    batch_size: int = 32
-    seq_len: int = 128
-    device: str = "auto"
-    dtype: str | None = None
-    threads: int | None = None
-    runtime: str = "eager"
-    budget: float = BUDGET
-    trust_remote_code: bool = False
 
 
 def profile(
@@ -86,34 +69,13 @@ def profile(
         )
 
 
-def profile_source(
-    model: str,
-    setting: Setting,
-    *,
-    out: Path,
-    picture: Path | None = None,
-    force: bool = False,
-    watcher: Watcher | None = None,
-) -> Table:
-    """Measure a model directory; writes the table, and a picture of it where one is asked for."""
+def profile_source(model: str, *, out: Path, picture: Path | None = None, force: bool = False, **options: Any) -> Table:
+    """Profile a model with the options of `profile`; writes the table, and a picture of it where one is asked for."""
     check_file(out, force=force)
     if picture is not None:
         check_file(picture, force=force)
         check_picture(picture)
-    check_prunable(model, trust_remote_code=setting.trust_remote_code)
-    tell = watcher or quiet
-    tell("load", 0, 1)
-    loaded = load_model(model, device=setting.device, dtype=setting.dtype, trust_remote_code=setting.trust_remote_code)
-    tell("load", 1, 1)
-    table = profile_model(
-        loaded,
-        batch_size=setting.batch_size,
-        seq_len=setting.seq_len,
-        threads=setting.threads,
-        runtime=setting.runtime,
-        budget=setting.budget,
-        progress=partial(tell, "profile"),
-    )
+    table = profile(model, **options)
     table.save(out)
     if picture is not None:
         plot(table, picture)

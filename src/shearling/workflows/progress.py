@@ -54,7 +54,7 @@ def watching(progress: ProgressLike = True, expected: Expected | None = None) ->
     """
     if callable(progress):
         yield progress
-    elif not progress or os.environ.get("RANK", "0") != "0":  # one of several processes speaks for all
+    elif not progress or os.environ.get("RANK", "0") != "0":  # of several processes, the first one shows progress
         yield lambda stage, done, total: None
     elif _drawable():
         with _bars(expected or {}) as watch:
@@ -87,7 +87,7 @@ class _Lines:
     """One line for every stage that is done, and for every point of a sweep."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
-        self._write = write
+        self._write = self.say = write
         self._began: dict[str, float] = {}
         self._points: dict[str, int] = {}
 
@@ -96,7 +96,7 @@ class _Lines:
         if done < total:
             self._began.setdefault(stage, now)
         began = self._began.get(stage)
-        if began is None:  # told twice that it is done
+        if began is None:  # it was reported as done before
             return
         if stage in WHOLE:
             if 0 < done != self._points.get(stage):
@@ -134,6 +134,7 @@ def _bars(expected: Expected) -> Iterator[Watcher]:
                 shown = stage
             progress.update(current, completed=done, total=total)
 
+        watch.say = progress.console.print  # type: ignore[attr-defined]
         yield watch
 
 

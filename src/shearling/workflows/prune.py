@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from shearling import pipeline
 from shearling.engine.progress import Watcher
 from shearling.methods import Method, method_of
-from shearling.pipeline import Plan, Pruned, Samples
+from shearling.pipeline import Plan, Pruned
+from shearling.verify import Samples
 from shearling.workflows.given import Data, is_transformer, needs_reading, renamed
 from shearling.workflows.progress import READING, ProgressLike, stages_of, watcher_of, watching
 
@@ -49,6 +50,7 @@ def prune(
     max_length: int | None = None,
     flops_length: float | None = None,
     pooling: str | None = None,
+    prefix: str | None = None,
     device: str = "auto",
     dtype: str | None = None,
     trust_remote_code: bool = False,
@@ -88,6 +90,7 @@ def prune(
     max_length  cut texts to this many tokens
     flops_length  count FLOPs at this many tokens an example; by default the sample's mean
     pooling     of an embedding model whose files do not say it: mean, cls, last, max, weighted_mean
+    prefix      of an encoder-decoder's sources, such as "summarize: "; by default that of its configuration
     device, dtype  for a model that is loaded by name: auto, cpu, cuda; float32, bfloat16, float16
     trust_remote_code  run code that the model brings along
     progress    True, False, or a function called with (stage, done, total)
@@ -110,7 +113,7 @@ def prune(
 
         source = Source(
             model, data, task, text_columns, label_column, max_length, None, samples, seed, device, dtype,
-            trust_remote_code, length, metric, index, pooling, tokenizer,
+            trust_remote_code, length, metric, index, pooling, tokenizer, prefix,
         )  # fmt: skip
         return prune_source(
             source,
@@ -138,6 +141,7 @@ def measure(
     max_length: int | None = None,
     flops_length: float | None = None,
     pooling: str | None = None,
+    prefix: str | None = None,
     device: str = "auto",
     dtype: str | None = None,
     trust_remote_code: bool = False,
@@ -165,7 +169,7 @@ def measure(
 
         source = Source(
             model, data, task, text_columns, label_column, max_length, None, samples, seed, device, dtype,
-            trust_remote_code, length, None, None, pooling, tokenizer,
+            trust_remote_code, length, None, None, pooling, tokenizer, prefix,
         )  # fmt: skip
         plan, loaded = measure_source(source, chosen, watcher=watch)
         return plan if loaded.sentence is None else sentence_plan(plan, loaded.sentence)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shearling.checkpoint.companions import found_locally
 from shearling.checkpoint.load import read_record
 from shearling.checkpoint.pretrained import is_remote
 from shearling.checkpoint.record import add_curve, write_page
-from shearling.checkpoint.sentence import companions
 from shearling.engine.distributed import on_first
 from shearling.engine.hooks import device_of, frozen
 from shearling.engine.progress import Watcher
@@ -25,7 +25,7 @@ from shearling.evaluation.flipped import flipped
 from shearling.files import RECORD, check_writable
 from shearling.integrations.sentence_transformers import give_back
 from shearling.latency.inputs import example_inputs, placed
-from shearling.latency.meet import checked_table
+from shearling.latency.table import Table, check_fits
 from shearling.latency.timing import device_name, in_turns
 from shearling.methods import Method
 from shearling.models.structure import structure_of
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from shearling.workflows.max_drop import Drop
 
-LENGTH = 128  # tokens that models are timed at, where the sample does not tell
+LENGTH = 128  # tokens that models are timed at, where the sample has no length
 
 
 def prune_source(
@@ -80,9 +80,12 @@ def prune_source(
     if limit is not None and not scored:
         raise InputError("--limit is of use with --eval only: it is how many rows to score on.")
     loaded = read_source(source, labels=labels_for(method), scored=scored, watcher=watcher)
-    check_loaded(loaded, target, written=out is not None)
+    if out is not None:
+        check_can_be_saved(loaded)
     exam = exam_of(source, loaded, evaluation, limit=limit) if scored else None
     if drop is not None and exam is not None:
+        if isinstance(target.table, Table):
+            check_fits(target.table, structure_of(loaded.model))
         pruned = drop.meet(measured(source, loaded, method, watcher), target, exam, watcher)
     else:
         pruned = prune(
@@ -95,7 +98,8 @@ def prune_source(
             length=source.length,
             watcher=watcher,
         )
-        pruned = _with_warnings(pruned, remarks(loaded))
+        warnings = [*pruned.report.warnings, *remarks(loaded)]
+        pruned = replace(pruned, report=replace(pruned.report, warnings=warnings))
         if exam is not None:
             models = (loaded.model, pruned.model)
             both = [take(exam, model, watcher, stage) for model, stage in zip(models, SCORED, strict=True)]
@@ -109,16 +113,14 @@ def prune_source(
     return pruned
 
 
-def check_loaded(loaded: Loaded, target: Target | None = None, *, written: bool = False) -> None:
-    """Complain about a model that could not be saved, or a latency table of another model, before measuring."""
-    if written and is_remote(loaded.model):
+def check_can_be_saved(loaded: Loaded) -> None:
+    """Complain about a model that could not be saved, before measuring."""
+    if is_remote(loaded.model):
         raise ModelError(
             f"{type(loaded.model).__name__} is a class that came with the model, and a pruned copy of it could not be "
             "loaded from a directory. Prune it from Python, where the result can be used at once: "
             "shearling.prune(model, data, flops=0.5).model."
         )
-    if target is not None and target.table is not None:
-        checked_table(target.table, target.latency, structure_of(loaded.model))
 
 
 def measured(
@@ -139,6 +141,7 @@ def measured(
 
 def measure_source(source: Source, method: Method, *, watcher: Watcher | None = None) -> tuple[Plan, Loaded]:
     """Read a source and measure it."""
+    check_early(source)
     loaded = read_source(source, labels=labels_for(method), watcher=watcher)
     return measured(source, loaded, method, watcher), loaded
 
@@ -150,15 +153,18 @@ def remarks(loaded: Loaded) -> list[str]:
     return []
 
 
-def _with_warnings(pruned: Pruned, more: list[str]) -> Pruned:
-    return replace(pruned, report=replace(pruned.report, warnings=[*pruned.report.warnings, *more]))
-
-
-def take(exam: Exam, model: PreTrainedModel, watcher: Watcher | None = None, stage: str = "evaluate") -> Evaluation:
+def take(
+    exam: Exam,
+    model: PreTrainedModel,
+    watcher: Watcher | None = None,
+    stage: str = "evaluate",
+    *,
+    compiled: bool = False,
+) -> Evaluation:
     """Score a model, on one process where there are several."""
     tell = watcher or quiet
     tell(stage, 0, 1)
-    return on_first(lambda: exam.take(model, progress=partial(tell, stage)))
+    return on_first(lambda: exam.take(model, compile=compiled, progress=partial(tell, stage)))
 
 
 def with_scores(pruned: Pruned, exam: Exam, dense: Evaluation, score: Evaluation) -> Pruned:
@@ -206,7 +212,8 @@ def time_both(dense: PreTrainedModel, pruned: PreTrainedModel, batch_size: int, 
 
 def keep(pruned: Pruned, source: Source, loaded: Loaded, out: Path, *, force: bool = False) -> None:
     """Write a pruned model, with the files that lie beside the dense one and the curve of a search for it."""
-    beside = companions(source.name) if folder_of(source) or isinstance(source.model, str) else None
+    named = folder_of(source) is not None or isinstance(source.model, str)
+    beside = found_locally(source.name, fetch=True) if named else None
     pruned.save(out, source=beside or loaded.tokenizer, force=force)
     if drop := pruned.report.extra.get("max_drop"):
         on_first(lambda: add_curve(out, tried_chart(drop, title=Path(source.name).name, standalone=True)))

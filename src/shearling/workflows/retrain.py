@@ -14,14 +14,15 @@ import torch
 
 from shearling._version import versions
 from shearling.checkpoint.load import read_record
-from shearling.checkpoint.pretrained import load_model, load_reader
+from shearling.checkpoint.pretrained import load_model
 from shearling.data import load_rows
+from shearling.data.encoder import make_encoder
 from shearling.engine.progress import Watcher
 from shearling.errors import ModelError, OutputError
 from shearling.files import RECORD, check_writable, weights_digest, whole_directory
 from shearling.schema import CONFIG
 from shearling.workflows.evaluate import known_dense
-from shearling.workflows.source import Source, check_early
+from shearling.workflows.source import Loaded, Source, check_early, exam_of, reader_for, task_of
 from shearling.workflows.training import Recipe, check_alone, last_checkpoint, plain_device, retrain
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ def retrain_source(
     watcher: Watcher | None = None,
 ) -> dict[str, Any]:
     """What `shearling retrain` does; gives what `--json` prints, with the metric before and after where it is known."""
-    recipe.checked()
     check_alone()
     place = plain_device(source.device)
     record = read_record(Path(source.model))
@@ -84,35 +84,20 @@ def _read(
     source: Source, model: PreTrainedModel, seed: int, evaluation: str | None, limit: int | None
 ) -> tuple[Task, Encoder, Rows, Exam | None]:
     """The task, what encodes its training rows, those rows, and the exam if rows to evaluate on are given."""
-    from shearling.data import find_task, infer_task
-    from shearling.data.encoder import make_encoder
-    from shearling.evaluation.exam import make_exam
-
-    reader = load_reader(source.model, model, trust_remote_code=source.trust_remote_code)
-    task = find_task(source.task) if source.task else infer_task(model)
+    loaded = Loaded(model, reader_for(source, model), task_of(source, model))
     encoder = make_encoder(
-        reader,
-        task,
+        loaded.tokenizer,
+        loaded.task,
         model.config,
         max_length=source.max_length,
-        labels="ignore" if task.kind == "embedding" else "require",
+        labels="ignore" if loaded.task.head == "embedding" else "require",
         text_columns=source.text_columns,
         label_column=source.label_column,
         seed=seed,
+        model=model,
     )
-    exam = None
-    if evaluation is not None:
-        exam = make_exam(
-            model,
-            reader,
-            load_rows(evaluation, task, split="dev"),
-            task,
-            max_length=source.max_length,
-            text_columns=source.text_columns,
-            label_column=source.label_column,
-            limit=limit,
-        )
-    return task, encoder, load_rows(source.data, task), exam
+    exam = None if evaluation is None else exam_of(source, loaded, evaluation, limit=limit)
+    return loaded.task, encoder, load_rows(source.data, loaded.task), exam
 
 
 def write_retrained(
@@ -121,12 +106,13 @@ def write_retrained(
     """The same checkpoint with new weights: every other file is carried over, the record says what was done."""
     from shearling.checkpoint.card import refreshed
 
-    kind = getattr(torch, str(_own_dtype(source)), torch.float32)
+    config = CONFIG.read(source / "config.json")
+    kind = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")), torch.float32)
     updated = {k: v for k, v in record.items() if k not in STALE} | {"retrained": facts} | _scored(record, facts)
     if "retrained" in record:
         updated["retrained"] = facts | {"earlier": record["retrained"]}
-    base = record.get("base")
-    if isinstance(base, str) and base.startswith("."):  # a way from the checkpoint: from another place it is another
+    base = record.get("base") or ""
+    if base.startswith("."):  # a path relative to the checkpoint, which is elsewhere now
         updated["base"] = os.path.relpath(os.path.normpath(source.resolve() / base), out.resolve())
     with whole_directory(out, force=force, keep=(source,)) as folder:
         model.to("cpu", kind).save_pretrained(folder)
@@ -180,8 +166,3 @@ def _work_folder(out: Path, source: Source, data: str, recipe: Recipe, teacher: 
     work.mkdir(parents=True, exist_ok=True)
     note.write_text(settings, encoding="utf-8")
     return work
-
-
-def _own_dtype(folder: Path) -> Any:
-    config = CONFIG.read(folder / "config.json")
-    return config.get("dtype") or config.get("torch_dtype") or "float32"

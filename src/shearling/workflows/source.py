@@ -6,18 +6,20 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from shearling.checkpoint.pretrained import check_prunable, load_model, load_reader, named_device
+from shearling.checkpoint.pretrained import check_prunable, load_model, named_device
 from shearling.checkpoint.sentence import attach_pooling
 from shearling.data import Rows, as_rows, encode, find_task, infer_task, load_rows, read_rows
+from shearling.data.images import ImageOptions, reader_of
 from shearling.engine.progress import Watcher
 from shearling.errors import DataError, InputError, ModelError
 from shearling.evaluation.exam import Exam, make_exam
 from shearling.integrations.sentence_transformers import is_sentence_model, transformer_of
 from shearling.methods import Method
 from shearling.models.pooling import pooling_of
-from shearling.pipeline import Samples, checked_samples
+from shearling.sample.read import reads_targets
+from shearling.verify import Samples, checked_samples
 from shearling.workflows.given import is_text, is_transformer, needs_reading
 
 if TYPE_CHECKING:
@@ -41,6 +43,8 @@ class Source:
     index       of a search: `dense`, or a model that embeds the passages; else the model scored
     pooling     of an embedding model, where its files do not say it
     tokenizer   by default the one that lies beside the model
+    prefix      of an encoder-decoder's sources; by default that of its configuration
+    images      size, mean and deviation of images, where no processor lies beside the model
     """
 
     model: Any
@@ -60,6 +64,8 @@ class Source:
     index: str | None = None
     pooling: str | None = None
     tokenizer: Any = None
+    prefix: str | None = None
+    images: ImageOptions | None = None
 
     @property
     def name(self) -> str:
@@ -67,6 +73,12 @@ class Source:
         if isinstance(self.model, (str, os.PathLike)):
             return str(self.model)
         return str(getattr(self.model, "name_or_path", "") or "")
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """How a model is loaded by name: keywords of `load_model`."""
+        names = ("device", "dtype", "trust_remote_code", "pooling")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def examples_per_batch(self) -> int:
@@ -80,18 +92,10 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A model, and the SentenceTransformer or CrossEncoder around it where it came in one."""
-
-    model: PreTrainedModel
-    sentence: Any = None
-
-
-@dataclass(frozen=True)
 class Loaded:
     """A source, read.
 
-    rows      what the examples were read from; None where they came as batches
+    rows      what the examples were read from; None where they came as batches, or are not read yet
     examples  a sample of them, as the pipeline takes them
     sentence  the SentenceTransformer or CrossEncoder that the model came in
     """
@@ -99,8 +103,8 @@ class Loaded:
     model: PreTrainedModel
     tokenizer: Any
     task: Task
-    rows: Rows | None
-    examples: Any
+    rows: Rows | None = None
+    examples: Any = None
     sentence: Any = None
 
 
@@ -114,25 +118,20 @@ def read_source(source: Source, *, labels: Labels, scored: bool = False, watcher
     scored  there will be an exam, which needs the tokenizer also where the data is batches
     """
     tell = watcher or quiet
-    check_early(source)
     if isinstance(source.model, (str, os.PathLike)):
         check_prunable(source.name, trust_remote_code=source.trust_remote_code)
-    tell("load", 0, 1)
-    opened = open_model(source)
-    model = opened.model
     raw = source.data is None or needs_reading(source.data)
-    tokenizer = reader_for(source, opened) if raw or scored else source.tokenizer
-    tell("load", 1, 1)
-    task = task_of(source, model)
+    loaded = open_source(source, reads=raw or scored, watcher=tell)
     if not raw:
-        return Loaded(model, tokenizer, task, None, source.data, opened.sentence)
-    if source.data is None and task.hub is None:
-        raise ModelError(f"No data: give --data FILE (the task '{task.name}' has no data set of its own on the Hub).")
+        return replace(loaded, examples=source.data)
+    if source.data is None and loaded.task.hub is None:
+        raise ModelError(
+            f"No data: give --data FILE (the task '{loaded.task.name}' has no data set of its own on the Hub)."
+        )
     tell("read", 0, 1)
-    rows = rows_of(source.data, task)
+    loaded = replace(loaded, rows=rows_of(source.data, loaded.task))
     tell("read", 1, 1)
     tell("tokenise", 0, 1)
-    loaded = Loaded(model, tokenizer, task, rows, None, opened.sentence)
     loaded = replace(loaded, examples=draw(source, loaded, labels=labels))
     tell("tokenise", 1, 1)
     return loaded
@@ -148,47 +147,47 @@ def check_early(source: Source, *more: Any) -> None:
             read_rows(data, limit=1)
 
 
-def open_model(source: Source) -> Opened:
-    """The model itself, from its name or from what holds it; models that are given stay where they are."""
-    given = source.model
+def open_source(source: Source, *, reads: bool = True, watcher: Watcher = quiet) -> Loaded:
+    """The model, from its name or from what holds it, with its tokenizer and its task; no data is read yet.
+
+    reads  there are texts to read: the tokenizer is needed
+
+    Models that are given stay where they are.
+    """
+    watcher("load", 0, 1)
+    given, sentence = source.model, None
     if isinstance(given, (str, os.PathLike)):
-        return Opened(model_named(source, str(given)))
-    if is_sentence_model(given):
-        return Opened(transformer_of(given), given)
-    if not is_transformer(given):
+        model = load_model(str(given), **source.loading)
+    elif is_sentence_model(given):
+        model, sentence = transformer_of(given), given
+    elif is_transformer(given):
+        model = given
+        embeds = model.base_model is model and not reads_targets(model)
+        if embeds and (source.pooling or needs_reading(source.data)):
+            attach_pooling(model, source.name, source.pooling)
+    else:
         raise ModelError(
             f"A {type(given).__name__} is no model that can be pruned; give a transformers model, a "
             "SentenceTransformer or CrossEncoder, a directory, or an id on the Hub."
         )
-    if given.base_model is given and (source.pooling or needs_reading(source.data)):
-        attach_pooling(given, source.name, source.pooling)
-    return Opened(given)
+    tokenizer = reader_for(source, model, sentence) if reads else source.tokenizer
+    watcher("load", 1, 1)
+    return Loaded(model, tokenizer, task_of(source, model), sentence=sentence)
 
 
-def model_named(source: Source, name: str) -> PreTrainedModel:
-    """Load a model from a directory or the Hub, the way the source asks."""
-    return load_model(
-        name,
-        device=source.device,
-        dtype=source.dtype,
-        trust_remote_code=source.trust_remote_code,
-        pooling=source.pooling,
-    )
-
-
-def reader_for(source: Source, opened: Opened) -> Any:
+def reader_for(source: Source, model: PreTrainedModel, sentence: Any = None) -> Any:
     """The tokenizer or processor: the one given, that of a SentenceTransformer, or the one beside the model."""
     if source.tokenizer is not None:
         return source.tokenizer
-    if opened.sentence is not None:
-        return opened.sentence.tokenizer
+    if sentence is not None:
+        return sentence.tokenizer
     if not source.name:
         raise InputError(
-            f"Texts need a tokenizer, and this {type(opened.model).__name__} does not know where it came from "
+            f"Texts need a tokenizer, and this {type(model).__name__} does not know where it came from "
             "(its name_or_path is empty). Give one: tokenizer=..."
         )
     try:
-        return load_reader(source.name, opened.model, trust_remote_code=source.trust_remote_code)
+        return reader_of(source.name, model, source.images, trust_remote_code=source.trust_remote_code)
     except ModelError as error:
         if isinstance(source.model, (str, os.PathLike)):
             raise
@@ -236,17 +235,32 @@ def draw(source: Source, loaded: Loaded, *, labels: Labels) -> Any:
         text_columns=source.text_columns or text_columns_of(source.data),
         label_column=source.label_column,
         pooling=pooling_of(loaded.model),
+        model=loaded.model,
+        prefix=source.prefix,
         bucket=False,  # examples keep the order, and so the numbers, that the caller's own batches would have
     )
     return batches
 
 
-def exam_of(source: Source, loaded: Loaded, evaluation: Any, *, limit: int | None = None) -> Exam:
-    """The rows to score this model and its pruned copies on; a known task's dev split where no file is given."""
+def exam_of(
+    source: Source,
+    loaded: Loaded,
+    evaluation: Any,
+    *,
+    limit: int | None = None,
+    teacher: PreTrainedModel | Literal["loaded"] | None = "loaded",
+) -> Exam:
+    """The rows to score this model and its pruned copies on; a known task's dev split where no file is given.
+
+    teacher  of encoder-decoders: the dense model, to agree with; the one that is loaded, unless that is a pruned one
+    """
     if evaluation is None and loaded.task.hub is None:
         raise DataError(
             f"Nothing to score on: give --eval FILE (the task '{loaded.task.name}' has no dev set of its own)."
         )
+    index = None  # every model embeds the passages of a search itself
+    if source.index is not None:
+        index = loaded.model if source.index == "dense" else load_model(source.index, **source.loading)
     return make_exam(
         loaded.model,
         loaded.tokenizer,
@@ -258,15 +272,10 @@ def exam_of(source: Source, loaded: Loaded, evaluation: Any, *, limit: int | Non
         label_column=source.label_column,
         limit=limit,
         metric=source.metric,
-        index=index_of(source, loaded.model),
+        index=index,
+        prefix=source.prefix,
+        teacher=loaded.model if teacher == "loaded" else teacher,
     )
-
-
-def index_of(source: Source, dense: PreTrainedModel) -> PreTrainedModel | None:
-    """The model that embeds the passages of a search; None where every model embeds its own."""
-    if source.index is None:
-        return None
-    return dense if source.index == "dense" else model_named(source, source.index)
 
 
 def data_name(source: Source) -> str:

@@ -16,13 +16,14 @@ from shearling.engine.distributed import on_first
 from shearling.engine.progress import Watcher
 from shearling.evaluation.exam import Exam
 from shearling.files import RECORD, weights_digest
-from shearling.latency.table import check_fits, load_table
+from shearling.latency.table import check_fits
 from shearling.latency.timing import device_name
 from shearling.methods import Method, method_of
 from shearling.models.digest import weights_digest_of
 from shearling.models.structure import structure_of
-from shearling.pipeline import Plan, Samples
+from shearling.pipeline import Plan
 from shearling.sample.read import sample_of
+from shearling.verify import Samples
 from shearling.workflows.grid import Grid, Outcome, budgets_of, outcomes
 from shearling.workflows.progress import READING, ProgressLike, watching
 from shearling.workflows.pruning import changes, keep, measured, take, timed
@@ -68,6 +69,7 @@ def sweep(
     metric: str | None = None,
     index: str | None = None,
     pooling: str | None = None,
+    prefix: str | None = None,
     text_columns: Sequence[str] | None = None,
     label_column: str | None = None,
     max_length: int | None = None,
@@ -103,10 +105,10 @@ def sweep(
         tuple(seeds),
         multiple_of,
         None if table is None else Path(table),
-    ).checked()
+    )
     source = Source(
         model, data, task, text_columns, label_column, max_length, batch_size, samples, grid.seeds[0], device, dtype,
-        trust_remote_code, flops_length, metric, index, pooling, tokenizer,
+        trust_remote_code, flops_length, metric, index, pooling, tokenizer, prefix,
     )  # fmt: skip
     with watching(progress, STAGES) as watcher:
         return sweep_source(
@@ -142,7 +144,7 @@ def sweep_source(
         store.keep_dense({
             **dense.to_json(), "seconds": dense.seconds, "layers": structure.sizes,
             "architecture": type(loaded.model).__name__, "megabytes": megabytes(loaded.model),
-            **({} if grid.table is None else {"layer_time": load_table(grid.table).layer_shares(structure)}),
+            **({} if grid.times is None else {"layer_time": grid.times.layer_shares(structure)}),
         })  # fmt: skip
     skipped = []
     plan_of = partial(_plan, source, loaded, watcher)
@@ -182,11 +184,10 @@ def _read(
     source: Source, grid: Grid, evaluation: Any, limit: int | None, watcher: Watcher | None = None
 ) -> tuple[Loaded, Exam]:
     """The model, its data and its exam, once it is clear that the grid makes sense for them."""
-    grid.checked()
     check_early(source, evaluation)
     loaded = read_source(source, labels=labels_for(*grid.methods.values()), scored=True, watcher=watcher)
-    if grid.table is not None:
-        check_fits(load_table(grid.table), structure_of(loaded.model))
+    if grid.times is not None:
+        check_fits(grid.times, structure_of(loaded.model))
     return loaded, exam_of(source, loaded, evaluation, limit=limit)
 
 
@@ -230,7 +231,7 @@ def _draw_curves(store: Store, title: str) -> None:
 
 def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[str, Any]:
     """All that a point depends on besides its method, budget and seed."""
-    given = {"metric": source.metric, "index": source.index, "pooling": source.pooling}
+    given = {"metric": source.metric, "index": source.index, "pooling": source.pooling, "prefix": source.prefix}
     return {name: value for name, value in given.items() if value is not None} | {
         "model": source.name,
         "weights": weights_digest_of(loaded.model) if folder_of(source) is None else weights_digest(source.name),

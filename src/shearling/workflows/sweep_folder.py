@@ -44,7 +44,8 @@ class Store:
 
     def done(self, *, saved: bool) -> set[Key]:
         """The points that need not be computed again; those whose model is not there do, where models are wanted."""
-        return {_key(row) for row in self.results if not saved or self._has_model(row)}
+        there = [row for row in self.results if "model" in row and (self.folder / row["model"]).is_dir()]
+        return {_key(row) for row in (there if saved else self.results)}
 
     def add(self, outcome: Outcome, *, saved: Path | None = None) -> None:
         """Keep a point, in the place of an earlier result of the same."""
@@ -54,9 +55,6 @@ class Store:
         at = numbers.get(outcome.key, len(self.results))
         self.results[at : at + 1] = [row]
         self.write()
-
-    def _has_model(self, row: dict[str, Any]) -> bool:
-        return "model" in row and (self.folder / row["model"]).is_dir()
 
     def keep_dense(self, dense: dict[str, Any]) -> None:
         """Keep the score and the sizes of the unpruned model."""

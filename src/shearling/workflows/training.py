@@ -50,7 +50,7 @@ class Recipe:
     temperature: float = 2.0
     hidden: float = 1.0
 
-    def checked(self) -> Recipe:
+    def __post_init__(self) -> None:
         """Complain about numbers that make no sense before any work is done."""
         if not self.epochs > 0:
             raise InputError(f"{self.epochs:g} epochs were asked for; give more than 0, the paper takes 3.")
@@ -58,7 +58,6 @@ class Recipe:
             raise InputError(f"A learning rate of {self.lr:g} makes no sense; 2e-5 is the paper's.")
         if not 0 <= self.alpha <= 1 or not self.temperature > 0 or not self.hidden >= 0:
             raise InputError("alpha is a share in [0, 1], the temperature is above 0, hidden is a weight from 0 on.")
-        return self
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,6 @@ def retrain(
     watcher: Watcher | None = None,
 ) -> Trained:
     """Train `model` in place on `rows`; with a `work` folder, goes on from the checkpoints in it if there are any."""
-    recipe.checked()
     check_alone()
     examples = encoder.tokenize(rows)
     if teacher is None and not {*examples.tokens, *examples.values} & {*TARGETS}:
@@ -138,19 +136,6 @@ def hidden_loss(student: Any, teacher: Any, batch: dict[str, Tensor]) -> Tensor:
             real = real.bool() if real is not None and real.shape == s.shape[:2] else None
             errors.append(squared_error(s, t, real) / variance(t, real))
     return torch.stack(errors).mean() if errors else torch.zeros((), device=next(iter(batch.values())).device)
-
-
-class _Numbers(torch.utils.data.Dataset[int]):
-    """The examples by number; the collator looks them up, so that batches are padded to their own longest."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> int:
-        return index
 
 
 def _trainer(
@@ -216,7 +201,7 @@ def _trainer(
     trainer = Distilling(
         model=model,
         args=arguments,
-        train_dataset=_Numbers(len(examples)),
+        train_dataset=range(len(examples)),  # the collator looks examples up: batches are padded to their own longest
         data_collator=collate,
         callbacks=[Watching()],
     )

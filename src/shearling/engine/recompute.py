@@ -1,0 +1,46 @@
+"""Gradients without keeping what every layer computed: a layer's inside is computed again on the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.utils.checkpoint import checkpoint
+
+from shearling.models.structure import Structure
+
+MOST = 2**30  # bytes inside the layers that a CPU keeps; a GPU has its own limit in the size of its batches
+
+
+def kept_bytes(structure: Structure, tokens: int) -> int:
+    """About what a backward pass needs of the layers' insides, for so many tokens, in float32.
+
+    A sublayer keeps what goes into its non-linear parts: some six vectors as wide as the residual, and three as wide
+    as its units together (of a gated FFN: both factors and the activation; of attention: queries, keys and values).
+    """
+    sublayers = structure.sublayers
+    return 4 * tokens * sum(s.repeats * (6 * s.weight.shape[0] + 3 * s.units * s.width) for s in sublayers)
+
+
+@contextmanager
+def recomputed(structure: Structure) -> Iterator[None]:
+    """Have every layer keep its input alone. Hooks inside a layer run again while gradients are computed."""
+    layers = list(dict.fromkeys(layer for stack in structure.stacks for layer in stack.layers))
+    before = {layer: vars(layer).get("forward") for layer in layers}
+    for layer in layers:
+        layer.forward = _checkpointed(layer.forward)
+    try:
+        yield
+    finally:
+        for layer, own in before.items():
+            del layer.forward
+            if own is not None:
+                layer.forward = own
+
+
+def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
+    def again(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return again

@@ -1,0 +1,129 @@
+"""What a run will take, before it begins: memory from the shapes, time from one timed pass and the speed of products.
+
+The counts follow the stages of `surgeon`: measure (forward, backward, Gram matrices), order (float64), refit (both
+models layer by layer, Gram matrices, a solve in float64). Other methods need less of both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from shearling.costs import count_macs
+from shearling.engine.hooks import device_of, frozen, run
+from shearling.engine.memory import BACKWARD_TOKENS, FORWARD_TOKENS, LOGITS, cut_batches, logits_per_token
+from shearling.engine.recompute import MOST, kept_bytes
+from shearling.models.structure import Structure
+from shearling.sample.batch import Batch
+from shearling.sample.sample import Sample
+
+LIBRARIES = 4 * 10**8  # bytes of Python, torch and transformers themselves
+BACKWARD = 2.3  # forward passes that one forward and backward without gradients of weights take
+TEACHER, STUDENT = 1.2, 2.0  # passes through the layers of each model in the refit
+CHECKS = 2  # batches more: a few examples for the checks, those held out for the agreement
+TRIALS = 3
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds (None where they were not worked out), and bytes: the peak, and what of it is weights and statistics."""
+
+    seconds: float | None
+    memory: int
+    weights: int
+    statistics: int
+
+    def __str__(self) -> str:
+        took = "" if self.seconds is None else f"about {_duration(self.seconds)} and "
+        return (
+            f"estimate: {took}{_gigabytes(self.memory)} of memory at most "
+            f"(weights {_gigabytes(self.weights)}, statistics {_gigabytes(self.statistics)})"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The record's `estimate`."""
+        return asdict(self)
+
+
+def estimate(structure: Structure, sample: Sample, lengths: Sequence[float], ratio: float = 1.0) -> Estimate:
+    """For pruning to a share of the layers' costs; `lengths` are the tokens of an example in each sublayer."""
+    weights = sum(p.numel() * p.element_size() for p in structure.model.parameters())
+    statistics = sum(4 * sum(side**2 for side in s.weight.shape) for s in structure.sublayers)
+    on_cpu = device_of(structure.model).type == "cpu"
+    return Estimate(
+        _seconds(structure, sample, lengths, ratio) if on_cpu else None,
+        _memory(structure, sample, ratio, weights, statistics),
+        weights,
+        statistics,
+    )
+
+
+def _memory(structure: Structure, sample: Sample, ratio: float, weights: int, statistics: int) -> int:
+    """The largest of the stages: measure, order, refit, check."""
+    longest = max(int(group.tokens.max()) for group in sample.groups)
+    width = logits_per_token(structure.model)
+    tokens = max(longest, min(BACKWARD_TOKENS["cpu"], LOGITS["cpu"] // width if width else BACKWARD_TOKENS["cpu"]))
+    tokens = min(tokens, sample.examples * longest)
+    kept = kept_bytes(structure, tokens)
+    deepest = max(sum(1 for _ in stack.layers) for stack in structure.stacks)
+    inside = kept if kept <= MOST else kept // deepest + 4 * tokens * deepest * structure.sublayers[0].weight.shape[0]
+    measuring = statistics + inside + 12 * tokens * width  # logits, in float32, and their gradient
+    widest = max(s.units * s.width for s in structure.sublayers)
+    ordering = statistics + 5 * 8 * widest**2  # A, its factor, B, C and a product, in float64
+    hidden = max(s.weight.shape[0] for s in structure.sublayers)
+    states = 4 * 4 * round(sample.examples * (sample.mean_length or longest)) * hidden
+    inner = 4 * 3 * min(FORWARD_TOKENS["cpu"], sample.examples * longest) * widest  # inside one layer
+    left = int(ratio * widest)
+    refitting = int(ratio * weights) + states + inner + (2 * 4 + 6 * 8) * left**2
+    checking = int(ratio * weights) + 16 * tokens * width  # the logits of both models, and their difference
+    return LIBRARIES + weights + max(measuring, ordering, refitting, checking)
+
+
+def _seconds(structure: Structure, sample: Sample, lengths: Sequence[float], ratio: float) -> float:
+    """Passes over the sample by a timed one; sums and solves by their products and the speed of these here."""
+    batches = cut_batches(sample, device_of(structure.model), backward=True, logits=logits_per_token(structure.model))
+    one = _forward(structure, batches[len(batches) // 2])
+    forward = one * (len(batches) + CHECKS)
+    layers = count_macs(structure, lengths)
+    head = logits_per_token(structure.model) * int(structure.sublayers[-1].weight.shape[0]) * lengths[-1]
+    tokens = max(batch.inputs["input_ids"].numel() if "input_ids" in batch.inputs else 0 for batch in batches)
+    again = kept_bytes(structure, tokens) > MOST
+    passes = BACKWARD + again + layers / (layers + head) * (TEACHER + STUDENT * ratio)
+    sums = solves = 0.0
+    for s, length in zip(structure.sublayers, lengths, strict=True):
+        rows, n, D = sample.examples * length * s.repeats, s.units * s.width, int(s.weight.shape[0])
+        left = ratio * n
+        sums += rows * (0.6 * n**2 + D**2 + 0.6 * left**2 + left * D + 2 * D**2)
+        solves += 2.2 * n**3 + n**2 * D + left**3 / 3 + 6 * left**2 * D + 6 * D**3
+    return forward * passes + sums / _speed(torch.float32) + solves / _speed(torch.float64)
+
+
+def _forward(structure: Structure, batch: Batch) -> float:
+    """Seconds of one forward pass over a batch."""
+    with frozen(structure.model), torch.inference_mode():
+        began = time.perf_counter()
+        run(structure.model, batch)
+        return time.perf_counter() - began
+
+
+def _speed(dtype: torch.dtype) -> float:
+    """Multiply-accumulates a second of a matrix product on this CPU."""
+    a, b = torch.randn(512, 1024, dtype=dtype), torch.randn(1024, 1024, dtype=dtype)
+    best = float("inf")
+    for _ in range(TRIALS + 1):  # the first one starts the threads
+        began = time.perf_counter()
+        a @ b
+        best = min(best, time.perf_counter() - began)
+    return 512 * 1024 * 1024 / best
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+
+
+def _gigabytes(size: float) -> str:
+    return f"{size / 1e9:.1f} GB"

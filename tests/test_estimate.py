@@ -1,0 +1,59 @@
+"""What a run will take is said before it begins."""
+
+from __future__ import annotations
+
+import pytest
+
+from families import tiny_batches, tiny_model
+from shearling.costs import sequence_lengths
+from shearling.engine import memory
+from shearling.engine.hooks import device_of
+from shearling.engine.memory import cut_batches, logits_per_token
+from shearling.estimate import estimate
+from shearling.models.structure import structure_of
+from shearling.pipeline import prune
+from shearling.sample.read import sample_of
+from tiny import model_of
+
+
+def test_statistics_and_weights_are_counted_from_the_shapes() -> None:
+    structure, sample = structure_of(model_of("bert")), sample_of(tiny_batches("bert"))
+    found = estimate(structure, sample, sequence_lengths(structure, sample))
+    assert found.statistics == 2 * 4 * (32**2 + 32**2 + 48**2 + 32**2)
+    assert found.weights == 4 * sum(p.numel() for p in structure.model.parameters())
+    assert found.memory > found.weights + found.statistics
+    assert found.seconds is not None
+    assert found.seconds > 0
+    assert "statistics 0.0 GB" in str(found)
+
+
+def test_more_examples_take_longer_and_a_smaller_budget_takes_less_memory() -> None:
+    structure, sample = structure_of(tiny_model("llama")), sample_of(tiny_batches("llama", 8))
+    lengths = sequence_lengths(structure, sample)
+    few, many = (estimate(structure, s, lengths) for s in (sample.drawn(4, 0), sample))
+    assert many.memory >= few.memory
+    assert estimate(structure, sample, lengths, 0.5).memory <= many.memory
+
+
+def test_a_run_says_what_it_will_take() -> None:
+    told: list[str] = []
+
+    class Watcher:
+        def __call__(self, stage: str, done: int, total: int) -> None: ...
+
+        def say(self, words: str) -> None:
+            told.append(words)
+
+    pruned = prune(tiny_model("bert"), tiny_batches("bert"), flops=0.5, watcher=Watcher())
+    assert told[0].startswith("estimate: about")
+    assert pruned.report.to_json()["estimate"]["statistics"] > 0
+
+
+def test_a_large_vocabulary_makes_small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, sample = tiny_model("llama"), sample_of(tiny_batches("llama", 4))
+    assert logits_per_token(model) == 60
+    assert logits_per_token(model_of("bert")) == 0
+    monkeypatch.setitem(memory.LOGITS, "cpu", 60 * 24)
+    batches = cut_batches(sample, device_of(model), backward=True, logits=60)
+    assert max(batch.inputs["input_ids"].numel() for batch in batches) <= 24
+    assert sum(map(len, batches)) == sample.examples

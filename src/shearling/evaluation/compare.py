@@ -153,7 +153,8 @@ def compare(
     tell("time", 1, 1)
     found = [
         Compared(side.name, one.value, one.em, disk_bytes(side.folder, side.model), parameters(side.model),
-                 _macs(side.model, one.batches), 1e3 * time.median, 1e3 * time.spread, tuple(next(iter(batch.values())).shape))
+                 _macs(side.model, one.batches), 1e3 * time.median, 1e3 * time.spread,
+                 tuple(next(iter(batch.values())).shape))
         for side, one, time, batch in zip(sides, taken, times, batches, strict=True)
     ]  # fmt: skip
     return Comparison(

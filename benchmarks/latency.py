@@ -61,9 +61,9 @@ def reduce_overhead(model: Any, inputs: dict[str, torch.Tensor], folder: Path) -
 
 
 def onnx(model: Any, inputs: dict[str, torch.Tensor], folder: Path) -> Run:
-    from shearling.export.formats import Job
-    from shearling.export.graph import reference
-    from shearling.export.table import find_format
+    from shearling.exporters.formats import Job
+    from shearling.exporters.graph import reference
+    from shearling.exporters.table import find_format
 
     _, kind = find_format("onnx")
     if device_of(model).type != "cpu" or model.dtype != torch.float32:

@@ -16,11 +16,11 @@ import torch
 from common import SURGEON, Lab, Row, main, pivot
 
 from shearling.data import find_task
-from shearling.export import onnx
-from shearling.export.formats import Job
-from shearling.export.inputs import CALIBRATION, Inputs, inputs_from_rows
+from shearling.exporters import onnx
+from shearling.exporters.formats import Job
+from shearling.exporters.inputs import CALIBRATION, Inputs, inputs_from_rows
 from shearling.latency.timing import in_turns
-from shearling.workflows.export import FileModel
+from shearling.workflows.export_scores import FileModel
 
 BUDGETS = (None, 0.5, 0.3)
 PRECISIONS = ("float32", "int8-dynamic", "int8-static")

@@ -23,9 +23,9 @@ import torch
 
 from shearling.checkpoint.pretrained import load_model, load_tokenizer
 from shearling.data import read_rows
-from shearling.export import gguf
-from shearling.export.formats import Job
-from shearling.export.gguf_run import LlamaCpp, has_llama_cpp, runtime
+from shearling.exporters import gguf
+from shearling.exporters.formats import Job
+from shearling.exporters.gguf_run import LlamaCpp, has_llama_cpp, runtime
 
 PROMPTS, PROMPT, NEW = 20, 24, 32
 WINDOWS, WINDOW = 12, 256

@@ -28,7 +28,7 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import shearling
-import shearling.export.exported
+import shearling.exporters.exported
 import shearling.report.page
 import shearling.report.record
 import shearling.workflows.export

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
 import subprocess
@@ -28,7 +29,7 @@ def test_every_name_can_be_had(name: str) -> None:
     assert isinstance(value, str) or value.__doc__
 
 
-WORKFLOWS = ("compare", "evaluate", "measure", "profile", "prune", "sweep")
+WORKFLOWS = ("compare", "evaluate", "export", "measure", "profile", "prune", "sweep")
 
 
 @pytest.mark.parametrize("name", WORKFLOWS)
@@ -39,6 +40,24 @@ def test_every_parameter_is_documented(name: str) -> None:
     for parameter in inspect.signature(getattr(shearling, name)).parameters.values():
         assert re.search(rf"\b{parameter.name}\b", words), parameter.name
         assert parameter.annotation is not inspect.Parameter.empty
+
+
+# What only a terminal needs, and what is set on a method object in Python.
+TERMINAL = {"image_size", "mean", "std"}  # a processor, given as `tokenizer`, in Python
+TERMINAL |= {"as_json", "budget", "dry_run", "html", "length", "plot", "quiet", "record", "report"}
+SETTINGS = {
+    "settings", "labels", "refit", "realign", "polish",
+    "importance", "allocation", "rearrange", "tune", "drop_sublayers",
+}  # fmt: skip
+SPELT = {"evaluation": "eval", "eval_": "eval", "format_": "format", "compiled": "compile"}
+
+
+@pytest.mark.parametrize("name", ["compare", "evaluate", "export", "profile", "prune", "sweep"])
+def test_options_and_parameters_have_the_same_words(name: str) -> None:
+    command = getattr(importlib.import_module(f"shearling.cli.{name}"), name)
+    options = {SPELT.get(option, option) for option in inspect.signature(command).parameters} - TERMINAL - SETTINGS
+    written = {"compare": {"force"}, "profile": {"out", "force"}, "prune": {"out", "force"}}.get(name, set())
+    assert options - written <= set(inspect.signature(getattr(shearling, name)).parameters)
 
 
 def test_every_error_is_one_of_ours() -> None:

@@ -14,7 +14,7 @@ SOURCE = Path(shearling.__file__).parent
 LAYERS = (
     "_version", "errors", "hidden", "files", "schema", "sample", "models", "engine", "costs", "surgeon", "paper",
     "estimate", "methods",
-    "latency", "report", "checkpoint", "verify", "pipeline", "data", "evaluation", "export", "integrations",
+    "latency", "report", "checkpoint", "verify", "pipeline", "data", "evaluation", "exporters", "integrations",
     "workflows", "cli",
 )  # fmt: skip
 ENTRANCES = {"__init__", "__main__"}  # what users import or run: they may see everything

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from shearling.pipeline import Plan, Pruned, load_plan
     from shearling.workflows.compare import compare
     from shearling.workflows.evaluate import evaluate
+    from shearling.workflows.export import export
     from shearling.workflows.profile import profile
     from shearling.workflows.prune import measure, prune
     from shearling.workflows.sweep import sweep
@@ -57,6 +58,7 @@ __all__ = [
     "__version__",
     "compare",
     "evaluate",
+    "export",
     "load",
     "load_plan",
     "load_table",
@@ -75,6 +77,7 @@ _HOMES = {
     "shearling.pipeline": ("Plan", "Pruned", "load_plan"),
     "shearling.workflows.compare": ("compare",),
     "shearling.workflows.evaluate": ("evaluate",),
+    "shearling.workflows.export": ("export",),
     "shearling.workflows.profile": ("profile",),
     "shearling.workflows.prune": ("measure", "prune"),
     "shearling.workflows.sweep": ("sweep",),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from shearling.checkpoint.plan import read_plan, write_plan
-from shearling.checkpoint.save import Pruned as Pruned
+from shearling.checkpoint.pruned import Pruned as Pruned
 from shearling.costs import Constraint, Limit, count_macs, count_params, parameters, sequence_lengths, whole_macs
 from shearling.engine.agreement import Agreement, Answers, agreement, answers, held_out
 from shearling.engine.decoder import with_targets

@@ -46,7 +46,7 @@ def test_what_the_record_knows_is_not_scored_again(mine: Path) -> None:
     seen: list[str] = []
     result = record_evaluation(source(mine), watcher=lambda stage, done, total: seen.append(stage))
     assert result.dense == 99.5
-    assert seen == ["load", "load", "evaluate", "evaluate"]  # one model, one batch
+    assert seen == ["load", "load", "read", "read", "evaluate", "evaluate"]  # one model, one batch
     shutil.rmtree(mine.parent / "dense")
     assert record_evaluation(source(mine)).dense == 99.5
 

@@ -55,6 +55,12 @@ def test_eval_fills_json_summary_card_and_page(place: Path, tmp_path: Path, caps
     assert record["agreement"].keys() == {"kind", "value", "examples"}
     assert record["agreement"]["examples"] == 8
     assert record["timing"]["dense_ms"] > 0
+    changed = record["flipped"]
+    assert changed["examples"] == 24
+    assert changed["lost"] - changed["won"] == round((found["dense"] - found["pruned"]) * 24 / 100)
+    assert f"{changed['changed']} of 24 predictions changed" in page.read_text()
+    assert "--flops 0.5 --method surgeon" in page.read_text()  # the command that makes it
+    assert "flipped" not in json.loads((out / "shearling.json").read_text())
     score = f"{found['pruned']:.2f}"
     assert score in (out / "README.md").read_text()
     assert score in page.read_text()

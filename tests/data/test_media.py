@@ -18,7 +18,7 @@ from shearling.checkpoint.pretrained import load_model
 from shearling.cli import run
 from shearling.data import as_rows, encode, read_rows
 from shearling.errors import DataError
-from shearling.evaluation.compare import compare
+from shearling.workflows.compare import compare
 from shearling.workflows.export import example_inputs
 
 PIL = pytest.importorskip("PIL.Image")
@@ -144,7 +144,7 @@ def test_compare_models_of_sound(sounds: Path, tmp_path: Path) -> None:
     extractor = transformers.Wav2Vec2FeatureExtractor(sampling_rate=RATE, return_attention_mask=True)
     extractor.save_pretrained(tmp_path / "model")
     model = str(tmp_path / "model")
-    result = compare(model, model, str(sounds), task="classification", batch_size=3, rounds=2, device="cpu")
+    result = compare(model, model, sounds, task="classification", batch_size=3, device="cpu", progress=False)
     assert result.agreement is not None
     assert (result.agreement.value, result.agreement.count) == (100, 6)
     assert result.sides[0].macs == result.sides[1].macs > 0
@@ -186,6 +186,6 @@ def test_compare_bare_models_of_images(pictures: Path, tmp_path: Path) -> None:
     transformers.ViTModel(tiny_model("vit").config).save_pretrained(tmp_path / "bare")
     processor.save_pretrained(tmp_path / "bare")
     bare = str(tmp_path / "bare")
-    result = compare(bare, bare, str(pictures), batch_size=32, rounds=2, device="cpu")
+    result = compare(bare, bare, pictures, batch_size=32, device="cpu", progress=False)
     assert result.agreement is not None
     assert (result.agreement.measure, round(result.agreement.value, 3)) == ("cosine", 100)

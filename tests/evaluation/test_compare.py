@@ -13,13 +13,13 @@ from data.tiny import SPECIAL, bert_config, bert_tokenizer, build
 from folders import TEXTS, rows_file
 from shearling.checkpoint.pretrained import load_model, load_tokenizer
 from shearling.cli import run as command
-from shearling.evaluation.compare import Agreement, Comparison, agreement, choices, compare
+from shearling.evaluation.compare import Agreement, Comparison, agreement, choices
 from shearling.evaluation.exam import output_reader
 
 
 def test_two_models_side_by_side(dense: Path, pruned: Path, tmp_path: Path) -> None:
     data = rows_file(tmp_path / "rows.jsonl")
-    result = compare(str(dense), str(pruned), str(data), rounds=5, batch_size=4, device="cpu")
+    result = shearling.compare(dense, pruned, data, batch_size=4, device="cpu", progress=False)
     ours, theirs = result.sides
     tokenizer = load_tokenizer(str(dense))
     guesses = []
@@ -58,7 +58,7 @@ def test_models_of_different_vocabularies_are_run_on_their_own_tokens(dense: Pat
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
     def run(*pair: Path) -> Comparison:
-        return compare(*map(str, pair), str(tmp_path / "rows.jsonl"), rounds=2, batch_size=2, device="cpu")
+        return shearling.compare(*pair, tmp_path / "rows.jsonl", batch_size=2, device="cpu", progress=False)
 
     mixed = run(dense, tmp_path / "few")
     assert mixed.agreement is None
@@ -116,3 +116,45 @@ def test_agreement_of_numbers_and_embeddings() -> None:
     assert agreement([first], [first[:2]]) is None
     spans = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     assert agreement([spans], [torch.tensor([[1.0, 2.0], [3.0, 5.0]])]) == Agreement("equal", 50, 2)
+
+
+def test_models_in_memory_and_texts(dense: Path, pruned: Path) -> None:
+    tokenizer = load_tokenizer(str(dense))
+    models = [load_model(str(folder), device="cpu") for folder in (dense, pruned)]
+    result = shearling.compare(*models, TEXTS, tokenizer=tokenizer, progress=False)
+    named = shearling.compare(dense, pruned, TEXTS, device="cpu", progress=False)
+    assert result.agreement == named.agreement
+    assert [side.macs for side in result.sides] == [side.macs for side in named.sides]
+    assert [side.value for side in result.sides] == [None, None]
+    assert [side.bytes for side in result.sides] == [4 * side.params for side in result.sides]  # float32 in memory
+    assert "<div" in result._repr_html_()
+    assert "agreement with dense" in str(result)
+
+
+def test_the_result_of_pruning_beside_its_model(dense: Path, tmp_path: Path) -> None:
+    small = shearling.prune(dense, TEXTS * 4, flops=0.5, device="cpu", progress=False)
+    result = shearling.compare(dense, small, rows_file(tmp_path / "rows.jsonl"), device="cpu", progress=False)
+    assert [side.model for side in result.sides] == [str(dense), "pruned"]
+    both = shearling.compare(small.model, small.model, TEXTS, device="cpu", progress=False)
+    assert [side.model for side in both.sides] == ["first", "second"]
+
+
+def test_examples_that_the_two_answer_differently(dense: Path, tmp_path: Path) -> None:
+    """The second is the first with its classes exchanged: every answer changes."""
+    model = load_model(str(dense), device="cpu")
+    turned = load_model(str(dense), device="cpu")
+    with torch.no_grad():
+        turned.classifier.weight.copy_(model.classifier.weight.flip(0))
+        turned.classifier.bias.copy_(model.classifier.bias.flip(0))
+    found = shearling.compare(model, turned, rows_file(tmp_path / "rows.jsonl"), progress=False).flipped
+    assert found is not None
+    assert (found.changed, found.examples) == (10, 10)
+    assert found.lost + found.won == 10  # of two classes, one of the two answers is right
+    assert [flip.dense == flip.right for flip in found.shown] == [True] * found.lost + [False] * found.won
+    unlabelled = shearling.compare(model, turned, TEXTS, progress=False).flipped
+    assert unlabelled is not None
+    assert (unlabelled.changed, unlabelled.lost) == (len(TEXTS), None)
+    assert [flip.text for flip in unlabelled.shown] == list(TEXTS)
+    assert all(flip.dense != flip.pruned for flip in unlabelled.shown)
+    answers = [labelled.dense for text in TEXTS for labelled in found.shown if labelled.text == text][::2]
+    assert answers == [flip.dense for flip in unlabelled.shown]  # in the order of the rows, not of the batches

@@ -85,9 +85,9 @@ def test_a_point_of_the_curve_is_the_mean_and_its_band_the_range() -> None:
 
 def test_the_curve_shows_dense_one_point_below_and_the_point_to_take() -> None:
     said = texts(curve_chart(rows(), dense=81.5))
-    assert {"dense 81.50", "1 point below", "recommended", "dense", "surgeon", "paper"} <= set(said)
+    assert {"dense 81.50", "1 point less", "recommended", "dense", "surgeon", "paper"} <= set(said)
     said = texts(curve_chart(rows("perplexity"), dense=20.0))
-    assert "1 point below" not in said
+    assert "1 point less" not in said
 
 
 def test_the_axes_are_those_that_were_measured() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 import shearling
 from shearling.report.page import compare_page, model_page, sweep_page
-from shearling.report.points import grouped, pick
+from shearling.report.points import command_of, grouped, pick
 from shearling.report.record import Report
 from tiny import batches_of, model_of
 
@@ -62,6 +62,12 @@ TOLD = {
 }  # fmt: skip
 
 
+FLIPPED = {
+    "changed": 3, "examples": 10, "lost": 2, "won": 1,
+    "shown": [{"text": "not <good>", "right": "bad", "dense": "bad", "pruned": "good"}],
+}  # fmt: skip
+
+
 def test_the_page_of_a_model_is_whole_and_fetches_nothing(record: dict[str, Any]) -> None:
     outline = Outline(model_page(record | {"warnings": ["<script>alert(1)</script>"]}, directory="my-model"))
     text = " ".join(outline.text)
@@ -82,7 +88,7 @@ def test_the_page_of_a_sweep_has_every_point() -> None:
     assert outline.fetched == []
     for words in ("89.50", "85.00", "80.00", "-10.00", "a note & more", "2.00x faster", "tiny <model>", "recommended"):
         assert words in text
-    assert text.count("shearling prune 'a model'") == 2  # the command that makes them, for the two not saved
+    assert text.count("shearling prune 'a model'") == 3  # the command that makes each of them
     assert "--flops 0.5 --method surgeon" in text
     assert 'shearling.load("models/p")' in text
 
@@ -108,9 +114,9 @@ def test_two_models_and_the_examples_they_disagree_on() -> None:
     side = {"model": "a", "value": 90.0, "em": None, "bytes": 1e6, "params": 250_000, "macs": 1e9, "milliseconds": 2.0}
     found = {"task": "sst2", "metric": "accuracy", "examples": 10, "agreement": None, "batch": [1, 8],
              "device": "a CPU", "models": [side, side | {"model": "b", "value": 80.0}],
-             "flipped": [{"text": "not <good>", "dense": "good", "pruned": "bad"}]}  # fmt: skip
+             "flipped": FLIPPED}  # fmt: skip
     text = " ".join(Outline(compare_page(found)).text)
-    for words in ("90.00 → 80.00", "-10.00", "not <good>", "1.00x faster", "a and b"):
+    for words in ("90.00 → 80.00", "-10.00", "not <good>", "1.00x faster", "a and b", "3 of 10 predictions changed"):
         assert words in text
 
 
@@ -142,3 +148,44 @@ def test_a_perplexity_wins_by_falling() -> None:
     best = pick(results)
     assert best is not None
     assert best["flops"] == 0.5
+
+
+def test_examples_that_flipped_are_shown_with_their_text(record: dict[str, Any]) -> None:
+    assert "prediction changed" not in model_page(record)
+    text = " ".join(Outline(model_page(record | {"flipped": FLIPPED})).text)
+    assert "2 right ones are now wrong, 1 wrong ones are now right" in text
+    assert "not <good>" in text
+    unlabelled = {"changed": 1, "examples": 4, "lost": None, "won": None,
+                  "shown": [{"text": "a text", "right": "", "dense": "0", "pruned": "1"}]}  # fmt: skip
+    page = model_page(record | {"flipped": unlabelled})
+    assert "1 of 4 predictions changed" in page
+    assert "right ones" not in page
+    points = [point("surgeon", 0.5, 89.5, flipped=FLIPPED), point("surgeon", 0.3, 85.0)]
+    assert "".join(Outline(sweep_page(points, TOLD, title="tiny")).text).count("not <good>") == 1
+
+
+def test_budgets_that_were_tried_are_on_the_page(record: dict[str, Any]) -> None:
+    tried = [
+        {"budget": 0.2, "value": None, "drop": None, "allowed": False, "note": "cannot be met"},
+        {"budget": 0.4, "value": 86.0, "drop": 4.0, "allowed": False, "note": ""},
+        {"budget": 0.6, "value": 89.5, "drop": 0.5, "allowed": True, "note": ""},
+    ]
+    drop = {"allowed": 1.0, "by": "flops", "metric": "accuracy", "dense": 90.0, "value": 89.5, "drop": 0.5,
+            "examples": 100, "tried": tried}  # fmt: skip
+    page = model_page(record | {"max_drop": drop})
+    text = " ".join(Outline(page).text)
+    for words in ("to lose at most 1 point.", "cannot be met", "too much", "within the limit", "chosen"):
+        assert words in text
+    assert page.count("<svg") == 1
+
+
+def test_the_command_that_makes_a_model(record: dict[str, Any]) -> None:
+    told = {"model": "my model", "data": "(list)", "task": None, "samples": "auto", "max_length": 64,
+            "methods": {"surgeon": {"refit": False, "damp": 0.01, "precision": "float32"}}}  # fmt: skip
+    made = command_of(record, told, "out")
+    assert made.split("\\")[0] == "shearling prune 'my model' "
+    assert "--data FILE --samples auto" in made
+    assert "--set refit=False --max-length 64" in made
+    assert "damp" not in made  # its default
+    assert "precision" not in made  # what the device had
+    assert made in " ".join(Outline(model_page(record | {"command": made})).text)

@@ -73,7 +73,7 @@ def test_a_record_is_read_back(pruned: shearling.Pruned) -> None:
     again = Report.from_json(json.loads(json.dumps(record)))
     assert again.to_json() == record
     assert again.evaluation == OPTIONAL["evaluation"]
-    assert again.extra.keys() == {"base", "versions"}
+    assert again.extra.keys() == {"base", "estimate", "versions"}
 
 
 def test_what_was_measured_is_shown_where_it_is_there(pruned: shearling.Pruned) -> None:

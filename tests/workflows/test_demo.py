@@ -118,7 +118,8 @@ def test_the_command_prints_one_json_object(small: Path, tmp_path: Path, capfd: 
     assert run(["demo", "--out", str(out), "--samples", "64", "--force"]) == 0
     shown = capfd.readouterr()
     assert "a search among 64 held-out paragraphs" in shown.out
-    assert "report.md" in shown.out
+    assert "report.html" in shown.out
+    assert "Examples whose prediction changed" in (out / "report.html").read_text()
     assert "paragraphs" not in shown.err
 
 

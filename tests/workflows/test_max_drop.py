@@ -89,7 +89,14 @@ def test_the_report_lists_what_was_tried_and_holds_the_promise(place: Path) -> N
     (scored,) = saved["evaluations"]
     assert (scored["value"], scored["dense"]) == (round(found["value"], 4), round(found["dense"], 4))
     assert f"**{found['value']:.2f}**" in (place / "out" / "README.md").read_text()
+    assert "](curve.svg)" in (place / "out" / "README.md").read_text()
+    assert "chosen" in (place / "out" / "curve.svg").read_text()
     assert known_dense(saved, scored) == scored["dense"]
+    assert pruned.flipped is not None
+    assert pruned.flipped["lost"] - pruned.flipped["won"] == round((found["dense"] - found["value"]) * 40 / 100)
+    assert "flipped" not in saved  # a checkpoint holds no texts of the evaluation set
+    page = pruned.write_report(place / "page.html", directory="out").read_text()
+    assert "within the limit" in page
     from data.tiny import evaluate
     from shearling.checkpoint.pretrained import load_model, load_tokenizer
 

@@ -8,8 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
+import shearling
+from shearling.methods import METHODS, Surgeon
 from shearling.workflows import progress as module
-from shearling.workflows.progress import Overall, watching
+from shearling.workflows.progress import Overall, stages_of, watching
+from tiny import batches_of, model_of
 
 
 @pytest.fixture
@@ -69,14 +72,39 @@ def test_a_function_is_called() -> None:
 
 
 def test_the_whole_only_goes_forward_and_ends() -> None:
-    whole = Overall()
+    whole = Overall(stages_of(Surgeon()))
     told = [whole.after(stage, done, 2) for stage in ("load", "read", "check", "refit", "check") for done in (0, 1, 2)]
     assert told == sorted(told)
     assert 0 < told[-1] < 1
-    for stage in module.SHARES:
+    for stage in stages_of(Surgeon()):
         last = whole.after(stage, 1, 1)
     assert last == pytest.approx(1.0)
-    assert Overall().after("sweep", 1, 4) == 0.25
+
+
+@pytest.mark.parametrize("method", ["surgeon", "paper"])
+def test_a_method_says_what_its_stages_take(method: str) -> None:
+    """Every stage that takes long in a run is one that the method announced, whichever method it is."""
+    seen: list[str] = []
+    shearling.prune(
+        model_of("bert"), batches_of(4, 8), flops=0.5, method=method, progress=lambda stage, *_: seen.append(stage)
+    )
+    assert METHODS[method].stages.keys() <= set(seen)
+    assert set(seen) - stages_of(METHODS[method]()).keys() <= {
+        "search",
+        "allocate",
+        "shrink",
+        "check",
+        "agreement",
+    }  # short ones
+
+
+def test_the_points_of_a_sweep_are_the_whole() -> None:
+    """What goes on within a point moves nothing; reading the model and the data does."""
+    whole = Overall({"load": 10.0, "sweep": 90.0})
+    assert whole.after("load", 1, 1) == pytest.approx(0.1)
+    assert whole.after("measure", 1, 1) == pytest.approx(0.1)
+    assert whole.after("sweep", 1, 2) == pytest.approx(0.55)
+    assert Overall({}).after("sweep", 1, 4) == 0.25
 
 
 def test_bars_are_drawn_where_there_is_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,8 +79,14 @@ def test_every_point_once_from_one_measurement_each(
             load_model(str(folder), device="cpu"), load_tokenizer(str(folder)), place / "dev.jsonl", "sst2"
         )
         assert again.value == pytest.approx(row["value"], abs=1e-3)
+        assert row["timing"]["measured"] > 0
+        assert row["flipped"]["lost"] - row["flipped"]["won"] == round((row["dense"] - row["value"]) * 40 / 100)
+        assert "](curve.svg)" in (folder / "README.md").read_text()
+        assert "this model" in (folder / "curve.svg").read_text()
+        assert "flipped" not in json.loads((folder / "shearling.json").read_text())
     for name in ("curve.svg", "report.html"):
         assert (tmp_path / "out" / name).stat().st_size > 1000
+    assert "measured latency" in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_an_interrupted_sweep_goes_on(
@@ -97,6 +103,7 @@ def test_an_interrupted_sweep_goes_on(
     record = sweep(place, tmp_path / "out", grid)
     assert measurements == [("paper", 0)]
     assert record["results"][:3] == kept
+    assert record["results"][3]["flipped"]["examples"] == 40  # also where the dense score was known before
     whole = sweep(place, tmp_path / "whole", grid)
     assert [r["value"] for r in record["results"]] == [r["value"] for r in whole["results"]]
 

@@ -11,6 +11,8 @@ from shearling.checkpoint.card import refreshed
 from shearling.checkpoint.load import read_record
 from shearling.files import RECORD, check_file, write_whole, writing
 
+CURVE = "curve.svg"
+
 
 def base_of(folder: Path) -> str | None:
     """The dense model that a checkpoint names and that can be found from here: a directory, a GGUF file, or None."""
@@ -35,10 +37,21 @@ def add_export(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def _add(folder: Path, field: str, key: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """Bring the model card up to date, then the record; `key` tells which entry of the field is replaced."""
+    """Add to a field of the record; `key` tells which entry of the field is replaced."""
     record = read_record(folder)
     others = [other for other in record.get(field, []) if other.get(key) != entry[key]]
-    updated = record | {field: [*others, entry]}
+    return _update(folder, record, {field: [*others, entry]})
+
+
+def add_curve(folder: Path, drawn: str) -> dict[str, Any]:
+    """Put the curve of the models that were tried beside a checkpoint and on its card; `drawn` is SVG."""
+    write_whole(folder / CURVE, drawn)
+    return _update(folder, read_record(folder), {"curve": CURVE})
+
+
+def _update(folder: Path, record: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Bring the model card up to date, then the record."""
+    updated = record | more
     card = folder / "README.md"
     with writing(card):
         text = card.read_text(encoding="utf-8") if card.is_file() else ""
@@ -47,8 +60,8 @@ def _add(folder: Path, field: str, key: str, entry: dict[str, Any]) -> dict[str,
     return updated
 
 
-def write_page(record: dict[str, Any], folder: Path, path: Path, *, force: bool = False) -> None:
-    """The record as one HTML file."""
+def write_page(record: dict[str, Any], folder: Path | str, path: Path, *, force: bool = False) -> None:
+    """The record as one HTML file; `folder` is where the model is."""
     from shearling.report.page import model_page
 
     check_file(path, force=force)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,6 @@ from shearling.checkpoint.companions import write_companions
 from shearling.engine.distributed import on_first
 from shearling.engine.silence import quiet_transformers
 from shearling.files import RECORD, whole_directory
-from shearling.report.record import Report
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,25 +99,3 @@ def _auto_class(model: Any) -> str:
         if getattr(modeling_auto, name)._model_mapping[type(model.config)] is type(model):
             return name
     return "AutoModel"
-
-
-@dataclass(frozen=True, repr=False)
-class Pruned:
-    """The result: a smaller model, what stayed in it, and the record of how it came about."""
-
-    model: PreTrainedModel
-    kept: list[Tensor]
-    report: Report
-
-    def save(self, directory: str | os.PathLike[str], *, source: Any = None, force: bool = False) -> Path:
-        """Write a checkpoint that loads with plain `from_pretrained`; `source` is where tokenizer files come from."""
-        return save(self.model, self.kept, self.report.to_json(), directory, source=source, force=force)
-
-    def __str__(self) -> str:
-        return str(self.report)
-
-    def __repr__(self) -> str:
-        return repr(self.report)
-
-    def _repr_html_(self) -> str:
-        return self.report._repr_html_()

@@ -51,33 +51,21 @@ def compare(
     """Compare two models on the same data: agreement, score, size, FLOPs and latency side by side."""
     from shearling.checkpoint.record import write_comparison
     from shearling.cli.console import emit, print_facts, say, watching
-    from shearling.evaluation.compare import compare as run
     from shearling.files import check_file
     from shearling.report.facts import facts_of_comparison
+    from shearling.workflows.compare import STAGES, compare_sources
+    from shearling.workflows.source import Source
 
     if html is not None:
         check_file(html, force=force)
 
-    with watching(quiet=quiet) as watcher:
-        result = run(
-            first,
-            second,
-            data,
-            task=task,
-            limit=limit,
-            batch_size=batch_size or 32,
-            max_length=max_length,
-            text_columns=o.columns(text_columns),
-            label_column=label_column,
-            device=device,
-            trust_remote_code=trust_remote_code,
-            watcher=watcher,
-            metric=metric,
-            index=index,
-            pooling=pooling,
-            prefix=prefix,
-            images=o.images(image_size, mean, std),
-        )
+    source = Source(
+        first, data, task, o.columns(text_columns), label_column, max_length, batch_size, device=device,
+        trust_remote_code=trust_remote_code, metric=metric, index=index, pooling=pooling, prefix=prefix,
+        images=o.images(image_size, mean, std),
+    )  # fmt: skip
+    with watching(STAGES, quiet=quiet) as watcher:
+        result = compare_sources(source, second, limit=limit, watcher=watcher)
     if html is not None:
         write_comparison(result.to_json(), html)
         say(f"page written to {html}", quiet=quiet)

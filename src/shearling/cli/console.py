@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -60,11 +61,14 @@ def print_facts(facts: Facts, *, quiet: bool = False) -> None:
         show(facts)
 
 
-def watching(*, quiet: bool = False) -> AbstractContextManager[Watcher]:
-    """Bars in a terminal, one line a finished stage elsewhere, nothing where it shall be quiet."""
+def watching(expected: Mapping[str, float], *, quiet: bool = False) -> AbstractContextManager[Watcher]:
+    """Bars in a terminal, one line a finished stage elsewhere, nothing where it shall be quiet.
+
+    expected  the stages to come, and how long each takes compared with the others
+    """
     from shearling.workflows.progress import watching as watch
 
-    return watch(not quiet)
+    return watch(not quiet, expected)
 
 
 def _plain(message: str) -> str:

@@ -26,10 +26,11 @@ def demo(
 ) -> None:
     """Prune a real sentence encoder on this machine and let it search on the index of the original."""
     from shearling.cli.console import emit, say, watching
+    from shearling.workflows.demo import STAGES
     from shearling.workflows.demo import demo as run
 
     say("all-MiniLM-L6-v2, calibrated on Python's own documentation", quiet=quiet or as_json)
-    with watching(quiet=quiet) as watcher:
+    with watching(STAGES, quiet=quiet) as watcher:
         result = run(out, flops=flops, samples=samples, seed=seed, force=force, watcher=watcher)
     if as_json:
         emit(result.to_json())
@@ -57,4 +58,4 @@ def _picture(result: Demo) -> None:
         for who, what in answers(example):
             console.print(f"  [dim]{who}[/] {escape(what)}")
     console.print(f"\nThe pruned model is in [bold]{escape(str(result.model))}[/], the report in", end=" ")
-    console.print(f"[bold]{escape(str(result.report))}[/].", soft_wrap=True)
+    console.print(f"[bold]{escape(str(result.report.with_suffix('.html')))}[/].", soft_wrap=True)

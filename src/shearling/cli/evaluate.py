@@ -51,7 +51,7 @@ def evaluate(
     """Score MODEL, dense or pruned, on labelled data."""
     from shearling.cli.console import emit, print_facts, watching
     from shearling.report.facts import facts_of_score
-    from shearling.workflows.evaluate import evaluate_source, record_evaluation
+    from shearling.workflows.evaluate import STAGES, evaluate_source, record_evaluation
     from shearling.workflows.source import Source
 
     source = Source(
@@ -59,7 +59,7 @@ def evaluate(
         trust_remote_code=trust_remote_code, metric=metric, index=index, pooling=pooling, prefix=prefix,
         images=o.images(image_size, mean, std),
     )  # fmt: skip
-    with watching(quiet=quiet) as watcher:
+    with watching(STAGES, quiet=quiet) as watcher:
         score = record_evaluation if record else evaluate_source
         result = score(source, limit=limit, compiled=compiled, watcher=watcher)
     if as_json:

@@ -29,27 +29,40 @@ def export(
         ),
     ] = None,
     format_: Annotated[
-        str, typer.Option("--format", help="onnx, torch, openvino, gguf, ctranslate2; or list: which suit MODEL.")
+        str,
+        typer.Option(
+            "--format",
+            help="onnx, torch, openvino, gguf, ctranslate2; or list: which suit MODEL.",
+            rich_help_panel=o.FORMAT,
+        ),
     ] = "onnx",
-    fp16: Annotated[bool, typer.Option("--fp16", help="Half precision.")] = False,
-    int8: Annotated[bool, typer.Option("--int8", help="8-bit integers; gguf: q8_0.")] = False,
+    fp16: Annotated[bool, typer.Option("--fp16", help="Half precision.", rich_help_panel=o.FORMAT)] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="8-bit integers; gguf: q8_0.", rich_help_panel=o.FORMAT)] = False,
     quantise: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="How --int8 ranges activations: dynamic (each batch), static (calibrated on --data)."),
+        typer.Option(
+            help="How --int8 ranges activations: dynamic (each batch), static (calibrated on --data).",
+            rich_help_panel=o.FORMAT,
+        ),
     ] = None,
     dtype: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="gguf: f16 or q8_0."),
+        typer.Option(help="gguf: f16 or q8_0.", rich_help_panel=o.FORMAT),
     ] = None,
     data: o.Data = None,
     task: o.Task = None,
     eval_: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option("--eval", help="Labelled rows to score the dense model, MODEL and the file on."),
+        typer.Option(
+            "--eval", help="Labelled rows to score the dense model, MODEL and the file on.", rich_help_panel=o.INPUT
+        ),
     ] = None,
     dense: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="A model to compare size and latency with; by default the one it was pruned from."),
+        typer.Option(
+            help="A model to compare size and latency with; by default the one it was pruned from.",
+            rich_help_panel=o.INPUT,
+        ),
     ] = None,
     trust_remote_code: o.TrustRemoteCode = False,
     force: o.Force = False,
@@ -58,9 +71,9 @@ def export(
 ) -> None:
     """Write MODEL, dense or pruned, for another engine, checked against PyTorch."""
     from shearling.cli.console import emit, tell, watching
-    from shearling.export.result import describe
-    from shearling.export.table import describe_list
-    from shearling.workflows.export import export_model, list_formats
+    from shearling.exporters.result import describe
+    from shearling.exporters.table import describe_list
+    from shearling.workflows.export import STAGES, export_model, list_formats, precision_of
 
     if format_ == "list":
         found = list_formats(model, trust_remote_code=trust_remote_code)
@@ -71,8 +84,8 @@ def export(
         return
     if out is None:
         raise typer.BadParameter("say where to write to", param_hint="--out")
-    precision = _precision(fp16=fp16, int8=int8, quantise=quantise, dtype=dtype)
-    with watching(quiet=quiet) as watcher:
+    precision = precision_of(fp16=fp16, int8=int8, quantise=quantise, dtype=dtype)
+    with watching(STAGES, quiet=quiet) as watcher:
         result = export_model(
             model,
             out,
@@ -90,16 +103,3 @@ def export(
         emit(result.to_json())
     else:
         tell(describe(result), quiet=quiet)
-
-
-def _precision(*, fp16: bool, int8: bool, quantise: str | None, dtype: str | None) -> str | None:
-    """The one precision that was asked for, or None."""
-    if quantise is not None and quantise not in ("dynamic", "static"):
-        raise typer.BadParameter("give dynamic or static", param_hint="--quantise")
-    asked = {"--fp16": fp16, "--int8": int8 or quantise is not None, "--dtype": dtype is not None}
-    if sum(asked.values()) > 1:
-        names = [name for name, given in asked.items() if given]
-        raise typer.BadParameter(f"give one of {' and '.join(names)}", param_hint=names[-1])
-    if asked["--int8"]:
-        return "int8" if quantise is None else f"int8-{quantise}"
-    return "float16" if fp16 else dtype

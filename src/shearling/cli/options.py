@@ -14,6 +14,7 @@ INPUT = "Model and data"
 CONSTRAINT = "Constraint"
 OUTPUT = "Output"
 METHOD = "Method"
+FORMAT = "Format"
 ADVANCED = "Advanced"
 
 Model = Annotated[
@@ -48,7 +49,7 @@ Metric = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(
         "--metric",
-        help="Judge by this: ndcg@10, mrr@10, r@1, spearman, auc, rouge-l, agreement, ...; the task's usual.",
+        help="Judge by this: ndcg@10, mrr@10, r@1, spearman, auc, rouge-l, agreement, ...; by default the task's own.",
         rich_help_panel=INPUT,
     ),
 ]
@@ -64,7 +65,7 @@ Pooling = Annotated[
     Optional[str],  # noqa: UP045
     typer.Option(
         "--pooling",
-        help="Embedding models whose files do not say: mean, cls, last, max, weighted_mean.",
+        help="Embedding models whose files do not say it: mean, cls, last, max, weighted_mean.",
         rich_help_panel=INPUT,
     ),
 ]
@@ -113,7 +114,7 @@ Samples = Annotated[
     str,
     typer.Option(
         "--samples",
-        help="Examples to calibrate on: a number, or auto (2,048, or fewer where fewer do).",
+        help="Examples to calibrate on: a number, or auto (2,048, or fewer where that is enough).",
         metavar="auto|N",
         rich_help_panel=INPUT,
     ),

@@ -22,8 +22,12 @@ def profile(
         Path,
         typer.Option("--out", "-o", help="Where to write the table.", show_default=False, rich_help_panel=o.OUTPUT),
     ],
-    batch_size: Annotated[int, typer.Option(help="Examples in a batch, as the model will run.", min=1)] = 32,
-    seq_len: Annotated[int, typer.Option(help="Tokens in an example, as the model will run.", min=1)] = 128,
+    batch_size: Annotated[
+        int, typer.Option(help="Examples in a batch, as the model will run.", min=1, rich_help_panel=o.INPUT)
+    ] = 32,
+    seq_len: Annotated[
+        int, typer.Option(help="Tokens in an example, as the model will run.", min=1, rich_help_panel=o.INPUT)
+    ] = 128,
     device: o.Device = "auto",
     dtype: o.Dtype = None,
     threads: Annotated[
@@ -31,7 +35,12 @@ def profile(
         typer.Option(help="Threads of the CPU; torch's own choice by default.", min=1, rich_help_panel=o.ADVANCED),
     ] = None,
     runtime: Annotated[
-        str, typer.Option(help="How the model will run: `eager`, or `graphs` for CUDA graphs.", metavar="NAME")
+        str,
+        typer.Option(
+            help="How the model will run: `eager`, or `graphs` for CUDA graphs.",
+            metavar="NAME",
+            rich_help_panel=o.INPUT,
+        ),
     ] = "eager",
     seconds: Annotated[
         Optional[float],  # noqa: UP045
@@ -49,10 +58,10 @@ def profile(
 ) -> None:
     """Time MODEL's own layers here, with fewer and fewer units, for `prune --latency`."""
     from shearling.cli.console import emit, say, tell, watching
-    from shearling.workflows.profile import profile_source
+    from shearling.workflows.profile import STAGES, profile_source
 
     spent = o.renamed("--budget", "--seconds", budget, seconds) or 60.0
-    with watching(quiet=quiet) as watcher:
+    with watching(STAGES, quiet=quiet) as watcher:
         table = profile_source(
             model, out=out, picture=plot, force=force, batch_size=batch_size, seq_len=seq_len, device=device,
             dtype=dtype, threads=threads, runtime=runtime, seconds=spent, trust_remote_code=trust_remote_code,

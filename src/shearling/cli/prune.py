@@ -174,6 +174,7 @@ def prune(
     from shearling.report.facts import facts_of
     from shearling.workflows.max_drop import describe_drop, drop_of
     from shearling.workflows.method import method_from
+    from shearling.workflows.progress import stages_of
     from shearling.workflows.pruning import prune_source, write_report
     from shearling.workflows.source import Source
     from shearling.workflows.target import Target
@@ -194,11 +195,13 @@ def prune(
         "rearrange": rearrange, "tune": tune, "drop_sublayers": drop_sublayers,
         **({} if polish is None else {"polish": o.polish(polish)}),
     }  # fmt: skip
-    with watching(quiet=quiet) as watcher:
+    chosen = method_from(method, flags, settings or ())
+    expected = stages_of(chosen, scored=evaluation is not None, drop=max_drop is not None)
+    with watching(expected, quiet=quiet) as watcher:
         pruned = prune_source(
             source,
             Target(flops, params, multiple_of, latency, table, correct, batch_size or 1, seq_len),
-            method_from(method, flags, settings or ()),
+            chosen,
             out=None if dry_run else out,
             evaluation=evaluation,
             limit=limit,
@@ -207,9 +210,10 @@ def prune(
             force=force,
             watcher=watcher,
         )
-    record = pruned.report.to_json() | {"out": None if dry_run else str(out)}
+    changed = {} if pruned.flipped is None else {"flipped": pruned.flipped}
+    record = pruned.report.to_json() | changed | {"out": None if dry_run else str(out)}
     if report is not None:
-        write_report(record, report, force=force)
+        write_report(record, source, report, force=force)
         say(f"report written to {report}", quiet=quiet)
     if as_json:
         emit(record)

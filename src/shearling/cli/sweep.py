@@ -44,14 +44,20 @@ def sweep(
         Optional[Path],  # noqa: UP045
         typer.Option(help="What `shearling profile` wrote.", rich_help_panel=o.CONSTRAINT),
     ] = None,
-    methods: Annotated[str, typer.Option(help="Comma-separated.", rich_help_panel=o.METHOD)] = "surgeon",
+    methods: Annotated[str, typer.Option(help="Methods, comma-separated.", rich_help_panel=o.METHOD)] = "surgeon",
     seeds: Annotated[
         str,
-        typer.Option("--seeds", "--seed", help="Comma-separated; each draws its own sample.", rich_help_panel=o.METHOD),
+        typer.Option(
+            "--seeds", "--seed", help="Seeds, comma-separated; each draws its own sample.", rich_help_panel=o.METHOD
+        ),
     ] = "0",
     save: Annotated[
         bool, typer.Option("--save", help="Keep the pruned models under OUT/models.", rich_help_panel=o.OUTPUT)
     ] = False,
+    timing: Annotated[
+        bool,
+        typer.Option("--timing/--no-timing", help="Time every model beside the dense one.", rich_help_panel=o.ADVANCED),
+    ] = True,
     multiple_of: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(help="Round filter counts.", min=1, rich_help_panel=o.METHOD),
@@ -87,7 +93,7 @@ def sweep(
     from shearling.cli.console import emit, tell, watching
     from shearling.workflows.grid import grid_of
     from shearling.workflows.source import Source
-    from shearling.workflows.sweep import describe_planned, describe_sweep, planned, sweep_source
+    from shearling.workflows.sweep import STAGES, describe_planned, describe_sweep, planned, sweep_source
 
     grid = grid_of(methods, seeds, multiple_of, table, flops=flops, params=params, latency=latency)
     source = Source(
@@ -98,10 +104,11 @@ def sweep(
     if dry_run:
         record, describe = planned(source, grid, evaluation=evaluation, limit=limit), describe_planned
     else:
-        with watching(quiet=quiet) as watcher:
+        with watching(STAGES, quiet=quiet) as watcher:
             record = sweep_source(
-                source, grid, out, evaluation=evaluation, limit=limit, save=save, force=force, watcher=watcher
-            )
+                source, grid, out, evaluation=evaluation, limit=limit, save=save, timing=timing, force=force,
+                watcher=watcher,
+            )  # fmt: skip
         describe = describe_sweep
     if as_json:
         emit(record)

@@ -13,15 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shearling.checkpoint.pretrained import load_model
 from shearling.costs import parameters, whole_macs
-from shearling.data import load_rows
-from shearling.data.images import ImageOptions, reader_of
 from shearling.engine.hooks import device_of, frozen
-from shearling.errors import DataError, InputError
+from shearling.errors import DataError
 from shearling.evaluation import metrics
 from shearling.evaluation.exam import Exam, make_exam, output_reader, predict
-from shearling.evaluation.scores import OutputReader, Writer, score
+from shearling.evaluation.flipped import Flipped, flipped
+from shearling.evaluation.scores import OutputReader, Predictions, Writer, score
 from shearling.latency.timing import Times, device_name, in_turns
 from shearling.sample.batch import IGNORED, LABELS
 from shearling.sample.read import sample_of
@@ -29,7 +27,7 @@ from shearling.sample.read import sample_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from shearling.data import Batches
+    from shearling.data import Batches, Rows, Task
     from shearling.engine.progress import Watcher
 
 
@@ -64,7 +62,8 @@ class Agreement:
 class Comparison:
     """The whole of it; `agreement` is None where the two do not read the same tokens or differ in their outputs.
 
-    batch  the first model's, examples before all else
+    batch    the first model's, examples before all else
+    flipped  examples that the two answer differently; None where answers are not of a kind that can be equal
     """
 
     task: str
@@ -74,77 +73,93 @@ class Comparison:
     batch: tuple[int, ...]
     device: str
     sides: tuple[Compared, Compared]
+    flipped: Flipped | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The fields of `shearling compare --json`."""
         fields = asdict(self)
         return fields | {"batch": list(self.batch), "models": list(fields.pop("sides"))}
 
+    def __str__(self) -> str:
+        from shearling.report.facts import facts_of_comparison
+        from shearling.report.text import words
+
+        return words(facts_of_comparison(self.to_json()))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the top of the page."""
+        from shearling.report.page import compare_top
+
+        return compare_top(self.to_json())
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of two models to compare.
+
+    name    what to call it
+    reader  its tokenizer or processor
+    folder  where its files are; None for a model in memory
+    """
+
+    name: str
+    model: PreTrainedModel
+    reader: Any
+    folder: str | None = None
+
 
 def compare(
-    first: str,
-    second: str,
-    data: str | None,
+    sides: Sequence[Side],
+    rows: Rows,
+    task: Task,
     *,
-    task: str | None = None,
     limit: int | None = None,
     batch_size: int = 32,
     max_length: int | None = None,
     text_columns: Sequence[str] | None = None,
     label_column: str | None = None,
-    device: str = "auto",
-    rounds: int = 15,
-    trust_remote_code: bool = False,
-    watcher: Watcher | None = None,
     metric: str | None = None,
     index: str | None = None,
-    pooling: str | None = None,
     prefix: str | None = None,
-    images: ImageOptions | None = None,
+    rounds: int = 15,
+    watcher: Watcher | None = None,
 ) -> Comparison:
-    """Run both models on the data. Scores need labels; agreement, sizes and times do not.
+    """Run both models on the rows. Scores need labels; agreement, sizes and times do not.
 
     metric   one of the task's others, such as r@1
     index    of a search: `dense` has the first model embed the passages for both
-    pooling  of embedding models, where their files do not say it
     prefix   of an encoder-decoder's sources; by default that of its configuration
-    images   size, mean and deviation of images, where no processor lies beside the models
     """
-    from shearling.data import find_task, infer_task
-
-    names = (first, second)
-    if index not in (None, "dense"):
-        raise InputError(f"--index {index} is not known here; `dense` has {first} embed the passages for both")
-    models = [load_model(n, device=device, trust_remote_code=trust_remote_code, pooling=pooling) for n in names]
-    readers = [
-        reader_of(name, model, images, trust_remote_code=trust_remote_code)
-        for name, model in zip(names, models, strict=True)
-    ]
-    chosen = find_task(task) if task else infer_task(models[0])
-    rows = load_rows(data, chosen, split="dev")
+    tell = watcher or (lambda stage, done, total: None)
+    models = [side.model for side in sides]
     exams = [
         make_exam(
-            model, reader, rows, chosen, batch_size=batch_size, max_length=max_length, text_columns=text_columns,
-            label_column=label_column, limit=limit, metric=metric, index=models[0] if index else None, prefix=prefix,
-            teacher=models[0],
+            side.model, side.reader, rows, task, batch_size=batch_size, max_length=max_length,
+            text_columns=text_columns, label_column=label_column, limit=limit, metric=metric,
+            index=models[0] if index else None, prefix=prefix, teacher=models[0],
         )
-        for model, reader in zip(models, readers, strict=True)
+        for side in sides
     ]  # fmt: skip
     taken = [
         _Taken.of(exam, model, f"model {number}", watcher)
         for number, (exam, model) in enumerate(zip(exams, models, strict=True), start=1)
     ]
-    agreed = agreement(taken[0].notes, taken[1].notes) if _read_alike(readers, taken) else None
+    alike = _read_alike([side.reader for side in sides], taken)
+    agreed = agreement(taken[0].notes, taken[1].notes) if alike else None
+    changed = flipped(exams[0], taken[0].predictions, taken[1].predictions) if agreed else None
     batches = [_typical(one.batches) for one in taken]
+    tell("time", 0, 1)
     times = _times(models, batches, rounds)
-    sides = [
-        Compared(name, one.value, one.em, disk_bytes(name, model), parameters(model), _macs(model, one.batches),
-                 1e3 * time.median, 1e3 * time.spread, tuple(next(iter(batch.values())).shape))
-        for name, model, one, time, batch in zip(names, models, taken, times, batches, strict=True)
+    tell("time", 1, 1)
+    found = [
+        Compared(side.name, one.value, one.em, disk_bytes(side.folder, side.model), parameters(side.model),
+                 _macs(side.model, one.batches), 1e3 * time.median, 1e3 * time.spread,
+                 tuple(next(iter(batch.values())).shape))
+        for side, one, time, batch in zip(sides, taken, times, batches, strict=True)
     ]  # fmt: skip
     return Comparison(
-        chosen.name, taken[0].metric, taken[0].examples, agreed, sides[0].batch, device_name(device_of(models[0])),
-        (sides[0], sides[1]),
+        task.name, taken[0].metric, taken[0].examples, agreed, found[0].batch, device_name(device_of(models[0])),
+        (found[0], found[1]), changed,
     )  # fmt: skip
 
 
@@ -158,6 +173,7 @@ class _Taken:
     examples: int
     notes: list[Tensor]
     batches: Batches
+    predictions: Predictions | None
 
     @classmethod
     def of(cls, exam: Exam, model: PreTrainedModel, stage: str, watcher: Watcher | None) -> _Taken:
@@ -183,8 +199,21 @@ class _Taken:
             if notes:
                 raise  # the labels were read; something else is wrong
             run(replace(exam, encoder=replace(exam.encoder, labels="ignore")).batches(), None)
-            return cls(None, None, exam.task.metric, len(exam.rows), notes, seen[0])
-        return cls(result.value, result.em, result.metric, result.examples, notes, seen[0])
+            said = _classes(exam, notes, seen[0])
+            return cls(None, None, exam.task.metric, len(exam.rows), notes, seen[0], said)
+        return cls(
+            result.value, result.em, result.metric, result.examples, notes, seen[0], result.predictions
+        )  # fmt: skip
+
+
+def _classes(exam: Exam, notes: Sequence[Tensor], batches: Batches) -> Predictions | None:
+    """What a classifier says about rows without labels, in the order of the rows."""
+    if exam.task.kind != "classification":
+        return None
+    names, made = exam.encoder.config.id2label, [""] * len(batches.order)
+    for number, choice in zip(batches.order, torch.cat(list(notes)), strict=True):
+        made[number] = str(names[int(choice)])
+    return Predictions(made)
 
 
 def _read_alike(readers: Sequence[Any], taken: Sequence[_Taken]) -> bool:
@@ -227,12 +256,13 @@ def agreement(first: Sequence[Tensor], second: Sequence[Tensor]) -> Agreement | 
     return Agreement("spearman", 100 * float(metrics.spearman(a[:, 0].numpy(), b[:, 0].numpy())), len(a))
 
 
-def disk_bytes(name: str, model: PreTrainedModel) -> int:
-    """The weight files of a directory; for a model from the Hub, the bytes of its parameters."""
-    folder = Path(name)
-    files = [p for pattern in ("*.safetensors", "*.bin") for p in folder.glob(pattern)] if folder.is_dir() else []
-    if files:
-        return sum(path.stat().st_size for path in files)
+def disk_bytes(directory: str | None, model: PreTrainedModel) -> int:
+    """The weight files of a directory; for a model from the Hub or in memory, the bytes of its parameters."""
+    folder = None if directory is None else Path(directory)
+    if folder is not None and folder.is_dir():
+        files = [path for pattern in ("*.safetensors", "*.bin") for path in folder.glob(pattern)]
+        if files:
+            return sum(path.stat().st_size for path in files)
     return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
@@ -249,10 +279,9 @@ def _macs(model: PreTrainedModel, batches: Batches) -> int:
 
 def _times(models: Sequence[PreTrainedModel], batches: Sequence[dict[str, Tensor]], rounds: int) -> list[Times]:
     """Each model on its own batch: the other's tokens may not be in its vocabulary."""
-    place = device_of(models[0])
     runs = [
-        partial(model, **{name: tensor.to(place) for name, tensor in batch.items()})
+        partial(model, **{name: tensor.to(device_of(model)) for name, tensor in batch.items()})
         for model, batch in zip(models, batches, strict=True)
     ]
     with frozen(models[0]), frozen(models[1]), torch.inference_mode():
-        return in_turns(runs, place, rounds=rounds)
+        return in_turns(runs, device_of(models[0]), rounds=rounds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -45,12 +45,26 @@ _QUERIES = 256  # compared with all passages at a time
 
 
 @dataclass(frozen=True)
+class Predictions:
+    """What a model answered to every row, in words.
+
+    right    what the labels say; empty without labels, as is `correct`
+    correct  whether the answer counts as right
+    """
+
+    made: Sequence[str]
+    right: Sequence[str] = ()
+    correct: Sequence[bool] = ()
+
+
+@dataclass(frozen=True)
 class Evaluation:
     """What a model scored on a task: `value` is in points from 0 to 100, perplexity excepted.
 
     extra   other metrics of the same answers, by name
     dense   what the model scored before it was pruned, where that is known
     rows    the fingerprint of the rows it was scored on
+    predictions  of classes, tags and answers; other tasks have none
     """
 
     task: str
@@ -62,6 +76,7 @@ class Evaluation:
     seconds: float = 0.0
     dense: float | None = None
     rows: str | None = None
+    predictions: Predictions | None = field(default=None, repr=False, compare=False)
 
     def __str__(self) -> str:
         also = "" if self.em is None else f", exact match {self.em:.2f}"
@@ -70,7 +85,8 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """The fields of `shearling evaluate --json`; what is not known is left out."""
-        known = {name: value for name, value in asdict(self).items() if name != "seconds" and value not in (None, {})}
+        told = asdict(replace(self, predictions=None))
+        known = {name: value for name, value in told.items() if name != "seconds" and value not in (None, {})}
         extra = {"extra": {name: round(value, 4) for name, value in self.extra.items()}} if self.extra else {}
         return {name: round(v, 4) if isinstance(v, float) else v for name, v in known.items()} | extra
 
@@ -190,7 +206,10 @@ def _score_classes(asked: Questions, run: Predict) -> Evaluation:
     scores = {"accuracy": metrics.accuracy(gold, guess)}
     if asked.encoder.config.num_labels == 2:
         scores |= {"f1": metrics.binary_f1(gold, guess), "matthews": metrics.matthews(gold, guess)}
-    return _main(asked, scores, len(asked.rows))
+    names = asked.encoder.config.id2label
+    made, right = ([str(names[int(number)]) for number in numbers] for numbers in (guess, gold))
+    said = Predictions(made, right, (guess == gold).tolist())
+    return replace(_main(asked, scores, len(asked.rows)), predictions=said)
 
 
 def _score_regression(asked: Questions, run: Predict) -> Evaluation:
@@ -229,11 +248,13 @@ def _score_tags(asked: Questions, run: Predict) -> Evaluation:
         ]
         gold_tags.append([word[0] for word in words])
         guessed_tags.append([word[1] for word in words])
+    made, wanted = ([" ".join(tags) for tags in rows] for rows in (guessed_tags, gold_tags))
+    said = Predictions(made, wanted, [a == b for a, b in zip(made, wanted, strict=True)])
     right = 100 * metrics.accuracy(np.concatenate(gold_tags), np.concatenate(guessed_tags))
     if not any(name.startswith(("B-", "I-", "S-", "U-")) for name in names.values()):
-        return asked.result(right, metric="accuracy")
+        return asked.result(right, metric="accuracy", predictions=said)
     precision, recall, f1 = (100 * value for value in metrics.entity_f1(gold_tags, guessed_tags))
-    return asked.result(f1, extra={"precision": precision, "recall": recall, "accuracy": right})
+    return asked.result(f1, extra={"precision": precision, "recall": recall, "accuracy": right}, predictions=said)
 
 
 def _best_class(outputs: Any, batch: Tensors) -> torch.Tensor:
@@ -257,12 +278,14 @@ def _score_answers(asked: Questions, run: Predict) -> Evaluation:
     logits = run(asked.batches(windows.inputs), None)
     null = encoder.task.name == "squad_v2" or bool(unanswerable.any())
     answers = decode(logits, windows, contexts, may_be_null=null)
-    em, f1 = metrics.squad_em_f1(answers, [[answer.text for answer in some] for some in gold])
+    right = [[answer.text for answer in some] for some in gold]
+    em, f1 = metrics.squad_em_f1(answers, right)
+    said = Predictions(answers, [some[0] if some else "" for some in right], (em == 1).tolist())
     extra = {}
     if unanswerable.any() and not unanswerable.all():
         parts = {"answerable_f1": f1[~unanswerable], "unanswerable_f1": f1[unanswerable]}
         extra = {name: 100 * float(part.mean()) for name, part in parts.items()}
-    return asked.result(100 * float(f1.mean()), em=100 * float(em.mean()), extra=extra)
+    return asked.result(100 * float(f1.mean()), em=100 * float(em.mean()), extra=extra, predictions=said)
 
 
 def _score_text(asked: Questions, run: Predict) -> Evaluation:

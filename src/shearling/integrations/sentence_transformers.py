@@ -101,7 +101,7 @@ def give_back(pruned: Pruned, sentence: Any) -> PrunedSentenceModel:
     """The result as the caller gave it: the pruned transformer in a copy of the model around it."""
     # deepcopy uses what its memo has instead of a copy, so the dense weights are never copied.
     whole = copy.deepcopy(sentence, {id(transformer_of(sentence)): pruned.model})
-    return PrunedSentenceModel(whole, pruned.kept, pruned.report)
+    return PrunedSentenceModel(whole, pruned.kept, pruned.report, pruned.flipped)
 
 
 @dataclass(frozen=True)

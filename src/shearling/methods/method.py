@@ -38,10 +38,12 @@ class Method:
 
     name         what `--method` and the record call it
     filter_step  filter counts are multiples of this, where the caller asks for no other step and FFNs are wide
+    stages       how long its stages take compared with one another, about; the time left of a run is guessed from it
     """
 
     name: ClassVar[str]
     filter_step: ClassVar[int] = 1
+    stages: ClassVar[Mapping[str, float]] = {}
     precision: Precision = "float32"  # of the products in passes over the sample, on a GPU
     polish: Polish = "off"  # how long the repaired student is distilled from the dense model
 

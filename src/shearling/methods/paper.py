@@ -64,6 +64,7 @@ class Paper(Method):
 
     name: ClassVar[str] = "paper"
     filter_step: ClassVar[int] = 1  # Alg. 2 has no step
+    stages: ClassVar[Mapping[str, float]] = {"gradients": 50, "rearrangement": 5, "tuning": 45}
     importance: Importance = "fisher"
     allocation: Literal["searched", "uniform"] = "searched"
     rearrange: bool = True

@@ -58,6 +58,7 @@ class Surgeon(Method):
 
     name: ClassVar[str] = "surgeon"
     filter_step: ClassVar[int] = 8  # GPUs and CPUs are slow for other widths, and latency tables hold these
+    stages: ClassVar[Mapping[str, float]] = {"measure": 40, "order": 10, "refit": 50}
     refit: bool = True
     realign: bool = True
     labels: bool = False

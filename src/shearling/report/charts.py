@@ -86,17 +86,25 @@ def chart(
     with _drawing(f"{title} {x_label} {y_label}") as figure_of:
         figure = figure_of(5.5, 3.9)
         axes = figure.subplots()
-        for number, level in enumerate(sorted(levels, key=lambda one: -one.y)):  # words above the first, below the rest
+        for number, level in enumerate(sorted(levels, key=lambda one: -one.y)):
             axes.axhline(level.y, color=INK if level.strong else SOFT, lw=1.2, ls=(0, (5, 3)) if level.strong else ":")
-            axes.annotate(level.label, (0.01, level.y), xycoords=("axes fraction", "data"), color=SOFT, fontsize=10,
-                          xytext=(0, -3 if number else 3), textcoords="offset points",
+            # Beside the chart, where no point is covered; above the line for the first, below for the rest.
+            axes.annotate(level.label, (1.01, level.y), xycoords=("axes fraction", "data"), color=SOFT, fontsize=11,
+                          xytext=(0, -1 if number else 1), textcoords="offset points",
                           va="top" if number else "bottom")  # fmt: skip
         for number, one in enumerate(series):
             _draw_series(axes, one, number)
         for x, y, words in marked:
             axes.plot([x], [y], "o", ms=15, mfc="none", mec=INK, mew=1.6)
             axes.annotate(
-                words, (x, y), xytext=(0, -20), textcoords="offset points", ha="center", color=INK, fontsize=10
+                words,
+                (x, y),
+                xytext=(0, -20),
+                textcoords="offset points",
+                ha="center",
+                color=INK,
+                fontsize=10,
+                zorder=5,
             )
         axes.xaxis.set_major_formatter(lambda value, _: x_format(value))
         axes.margins(x=0.06, y=0.12)

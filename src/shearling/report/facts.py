@@ -70,7 +70,7 @@ class Facts:
 
 def facts_of(record: Mapping[str, Any]) -> Facts:
     """The facts of a record: `shearling.json`, or what `prune --json` prints."""
-    rows = [*map(_score_row, scores_of(record)), *_agreement(record.get("agreement"))]
+    rows = [*map(_score_row, scores_of(record)), *agreement_rows(record.get("agreement"))]
     rows += _timing_rows(record.get("timing") or record.get("latency"))
     for key, name in COSTS.items():
         cost = record[key]
@@ -96,7 +96,9 @@ def facts_of_comparison(found: Mapping[str, Any]) -> Facts:
         score = {"task": found["task"], "metric": found["metric"], "examples": found["examples"]}
         rows.append(_score_row(score | {"dense": a["value"], "value": b["value"]}))
     alike = found["agreement"]
-    agreement = _agreement(alike and {"kind": alike["measure"], "value": alike["value"], "examples": alike["count"]})
+    agreement = agreement_rows(
+        alike and {"kind": alike["measure"], "value": alike["value"], "examples": alike["count"]}
+    )
     shape = " x ".join(map(str, found["batch"]))
     rows += [
         *agreement,
@@ -124,7 +126,9 @@ def card_of(row: Row) -> Card:
     """A row as a big number."""
     if row.name.startswith("latency") and row.change:
         return Card("speed, measured", row.change, row.name.removeprefix("latency, "))
-    number = row.pruned if row.dense in ("", UNKNOWN) else f"{row.dense} → {row.pruned}"
+    unit = row.pruned.rpartition(" ")[1:]  # said once, where both have it
+    dense = row.dense.removesuffix("".join(unit)) if unit[0] else row.dense
+    number = row.pruned if row.dense in ("", UNKNOWN) else f"{dense} → {row.pruned}"
     return Card(row.name, number, row.note or f"{row.change} of dense")
 
 
@@ -242,7 +246,8 @@ def _score_row(score: Mapping[str, Any]) -> Row:
     return Row(name, f"{dense:.2f}", f"{value:.2f}", f"{value - dense:+.2f}", note)
 
 
-def _agreement(found: Mapping[str, Any] | None) -> list[Row]:
+def agreement_rows(found: Mapping[str, Any] | None) -> list[Row]:
+    """The record's `agreement` as a row; none where nothing was kept out of the fit."""
     if not found:
         return []
     shown = f"{found['value']:.3f}" if found["kind"] == "perplexity" else f"{found['value']:.2f}%"

@@ -13,9 +13,13 @@ from shearling._version import __version__
 from shearling.report.charts import COLOURS, palette
 from shearling.report.facts import (
     FOOTNOTE,
+    KINDS,
     Card,
     Facts,
     Layer,
+    agreement_rows,
+    card_of,
+    count,
     facts_of,
     facts_of_comparison,
     faster,
@@ -23,7 +27,7 @@ from shearling.report.facts import (
     layers_of,
     loading,
 )  # fmt: skip
-from shearling.report.points import asked_of, change, charts_of, command_of, grouped, pick
+from shearling.report.points import asked_of, change, charts_of, command_of, grouped, pick, tried_chart
 
 
 class Heat(NamedTuple):
@@ -34,11 +38,9 @@ class Heat(NamedTuple):
     points: Sequence[Sequence[Layer]]
 
 
-def model_page(
-    record: Mapping[str, Any], *, directory: str = "DIR", flipped: Sequence[Mapping[str, Any]] = ()
-) -> str:  # fmt: skip
-    """The page of one pruned model; `flipped` are examples whose prediction changed: {text, dense, pruned}."""
-    facts = facts_of(record)
+def model_page(record: Mapping[str, Any], *, directory: str = "DIR") -> str:
+    """The page of one pruned model; `flipped` and `command` of the record are what only a run knows."""
+    facts, drop = facts_of(record), record.get("max_drop")
     stages = {name: seconds for name, seconds in record["seconds"].items() if name != "total"}
     settings = {name: record.get(name) for name in ("method", "settings", "constraint", "seed", "sample", "versions")}
     return _render(
@@ -47,8 +49,12 @@ def model_page(
         cards=facts.cards,
         compared=facts,
         heats=[Heat("", ["left"], [facts.layers])],
-        codes=[("Load it", loading(directory, record))],
-        flipped=flipped,
+        charts=[] if drop is None else [(KINDS[drop["by"]], tried_chart(drop))],
+        metric="" if drop is None else drop["metric"],
+        chart_hint="" if drop is None else f"Every budget tried, to lose at most {count(drop['allowed'], 'point')}.",
+        tried=drop,
+        codes=[*_making(record), ("Load it", loading(directory, record))],
+        flipped=record.get("flipped"),
         times=[(record["method"], stages)],
         notes=facts.notes,
         settings=_flat({**facts.told, **settings}),
@@ -57,9 +63,21 @@ def model_page(
 
 def top(record: Mapping[str, Any]) -> str:
     """The top of the page alone, for a notebook."""
-    facts = facts_of(record)
+    return _top(facts_of(record))
+
+
+def compare_top(found: Mapping[str, Any]) -> str:
+    """The top of the page of two models alone, for a notebook."""
+    return _top(facts_of_comparison(found))
+
+
+def _top(facts: Facts) -> str:
     page = template("top.html").render(title=facts.title, cards=facts.cards, palette=palette(), alone=True)
     return page.replace(":root", ".shearling")  # the notebook keeps its own colours
+
+
+def _making(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [("Make it", record["command"])] if record.get("command") else []
 
 
 def compare_page(found: Mapping[str, Any]) -> str:
@@ -70,7 +88,8 @@ def compare_page(found: Mapping[str, Any]) -> str:
         under=f"{found['task']}, {found['examples']:,} examples",
         cards=facts.cards,
         compared=facts,
-        flipped=found.get("flipped") or (),
+        flipped=found.get("flipped"),
+        sides=facts.columns,
         notes=facts.notes,
     )
 
@@ -114,6 +133,8 @@ def _headline(
         cards.append(Card("speed, measured", faster(timing["measured"]), str(timing.get("device", ""))))
     if best.get("megabytes") and dense.get("megabytes"):
         cards.append(Card("weights", f"{dense['megabytes']:.1f} → {best['megabytes']:.1f} MB", "dense → recommended"))
+    if best.get("agreement"):
+        cards.append(card_of(agreement_rows(best["agreement"])[0]))
     for method in dict.fromkeys(row["method"] for row in results if row["method"] != best["method"]):
         fine = pick([row for row in results if row["method"] == method])
         cards.append(Card(method, asked_of(fine) if fine else "-", f"{'smallest' if fine else 'none'} within 1 point"))
@@ -142,7 +163,8 @@ def _point(
         "device": timing.get("device", ""),
         "megabytes": f"{first['megabytes']:.1f}" if first.get("megabytes") else "",
         "seconds": f"{fmean(row['seconds'] for row in group):.2f}",
-        "code": load if "model" in first else f"{command_of(first, settings, out)}\n\n# then, in Python\n{load}",
+        "code": f"{command_of(first, settings, out)}\n\n# then, in Python\n{load}",
+        "flipped": first.get("flipped"),
     }
 
 
@@ -169,8 +191,9 @@ def _flat(values: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
 
 def _render(*, compared: Facts | None = None, **parts: Any) -> str:
     return template("page.html").render(
-        compared=compared, palette=palette(), version=__version__, footnote=FOOTNOTE, colours=len(COLOURS), **parts
-    )
+        compared=compared, palette=palette(), version=__version__, footnote=FOOTNOTE, colours=len(COLOURS),
+        **{"sides": ("dense", "pruned"), **parts},
+    )  # fmt: skip
 
 
 def template(name: str) -> Template:

@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from shearling.errors import InputError
+from shearling.methods import method_of, settings_of
 from shearling.report.charts import Level, Point, Series, chart
 from shearling.report.facts import KINDS, constraint_of
 
 Result = Mapping[str, Any]
+PASSED = ("max_length", "multiple_of", "pooling")  # settings that a command takes under their own name
 
 
 def grouped(results: Sequence[Result]) -> list[list[Result]]:
@@ -70,18 +73,23 @@ def curve_chart(
     title: str = "",
     kind: str | None = None,
     standalone: bool = True,
+    this: Result | None = None,
 ) -> str:
-    """The metric against a cost, dense at 100%; `dense` is the unpruned model's metric, or its facts in sweep.json."""
+    """The metric against a cost, dense at 100%.
+
+    dense  the unpruned model's metric, or its facts in sweep.json
+    this   the point to mark as this model; by default the recommended one is marked
+    """
     facts = dense if isinstance(dense, Mapping) else {"value": dense}
     value, metric, axis = float(facts["value"]), str(results[0]["metric"]), kind or asked_kind(results)
     levels = [Level(value, f"dense {value:.2f}", strong=True)]
     if metric != "perplexity":  # points of a metric out of 100; a perplexity has none
-        levels.append(Level(value - 1, "1 point below"))
+        levels.append(Level(value - 1, "1 point less"))
     marked = []
-    best = pick(results) if all("constraint" in row for row in results) else None
+    best = this or (pick(results) if all("constraint" in row for row in results) else None)
     if best is not None and (at := place(best, axis)) is not None:
         same = [row["value"] for row in results if all(row[part] == best[part] for part in ("method", "constraint"))]
-        marked = [(at, fmean(same), "recommended")]
+        marked = [(at, fmean(same), "recommended" if this is None else "this model")]
     whole = facts.get("megabytes") if axis == "megabytes" else 1.0
     series = series_of(results, axis)
     if whole is not None:
@@ -98,6 +106,30 @@ def curve_chart(
     )
 
 
+def tried_chart(drop: Mapping[str, Any], *, title: str = "", standalone: bool = False) -> str:
+    """The budgets that a search for the smallest model tried; `drop` is the record's `max_drop`."""
+    found = [one for one in drop["tried"] if one["value"] is not None]
+    dense, allowed, lower = drop["dense"], drop["allowed"], drop["metric"] != "perplexity"
+    levels = [Level(dense, f"dense {dense:.2f}", strong=True)]
+    if allowed:
+        least, told = (dense - allowed, "lowest allowed") if lower else (dense + allowed, "highest allowed")
+        levels.append(Level(least, told))
+    chosen = min((one for one in found if one["allowed"]), key=lambda one: float(one["budget"]))
+    return chart(
+        [
+            Series("tried", [Point(one["budget"], one["value"]) for one in found]),
+            Series("dense", [Point(1.0, dense)], line=False),
+        ],
+        levels=levels,
+        marked=[(chosen["budget"], chosen["value"], "chosen")],
+        title=title,
+        x_label=f"{KINDS[drop['by']]}, of dense",
+        y_label=drop["metric"],
+        x_format="{:.0%}".format,
+        standalone=standalone,
+    )
+
+
 def asked_kind(results: Sequence[Result]) -> str:
     """What the budgets are ratios of; FLOPs where a sweep mixes several kinds."""
     kinds = {name for row in results for name in row.get("constraint", {"flops": 0})}
@@ -110,14 +142,33 @@ def asked_of(row: Result) -> str:
 
 
 def command_of(row: Result, settings: Mapping[str, Any], out: str) -> str:
-    """The command that makes a point's model."""
-    asked = " ".join(f"--{kind} {ratio:g}" for kind, ratio in row["constraint"].items())
-    data = "" if settings["data"] == "Hub" else f"--data {shlex.quote(settings['data'])} "
-    return (
-        f"shearling prune {shlex.quote(settings['model'])} \\\n"
-        f"    {data}--task {settings['task']} --samples {settings['samples']} \\\n"
-        f"    {asked} --method {row['method']} --seed {row['seed']} --out {shlex.quote(out)}"
-    )
+    """The command that makes a model; what was given in memory stands in it as FILE and MODEL."""
+    words = [f"--{kind} {ratio:g}" for kind, ratio in row["constraint"].items()]
+    words += [f"--method {row['method']}", *_changed(row["method"], settings.get("methods", {}))]
+    words += [f"--{name.replace('_', '-')} {settings[name]}" for name in PASSED if settings.get(name) is not None]
+    data = [] if settings["data"] == "Hub" else [f"--data {shlex.quote(given_data(settings['data']))}"]
+    read = [*data, *([f"--task {settings['task']}"] if settings.get("task") else [])]
+    lines = [
+        [f"shearling prune {shlex.quote(settings['model'] or 'MODEL')}"],
+        [*read, f"--samples {settings['samples']}"],
+        [*words, f"--seed {row['seed']}", f"--out {shlex.quote(out)}"],
+    ]
+    return " \\\n    ".join(map(" ".join, lines))
+
+
+def given_data(name: str) -> str:
+    """The file that a command names; the word FILE for data that was given in memory, such as `(list)`."""
+    return "FILE" if name.startswith("(") else name
+
+
+def _changed(name: str, methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The settings of a method that are not its own defaults."""
+    try:
+        usual = settings_of(method_of(name))
+    except InputError:  # a method that is registered elsewhere
+        usual = {}
+    given = methods.get(name, {})
+    return [f"--set {key}={value}" for key, value in given.items() if key != "precision" and usual.get(key) != value]
 
 
 def _point(x: float, values: Sequence[float]) -> Point:

@@ -16,7 +16,12 @@ Piece = tuple[str, str]  # words and their style, of rich
 
 def plain(record: Mapping[str, Any]) -> str:
     """A record as text alone."""
-    return "\n".join("".join(words for words, _ in line).rstrip() for line in lines(facts_of(record)))
+    return words(facts_of(record))
+
+
+def words(facts: Facts) -> str:
+    """Facts as text alone."""
+    return "\n".join("".join(piece for piece, _ in line).rstrip() for line in lines(facts))
 
 
 def brief(record: Mapping[str, Any]) -> str:

@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from shearling.errors import ModelError
-from shearling.evaluation.compare import Comparison
-from shearling.evaluation.compare import compare as compare_models
-from shearling.workflows.progress import ProgressLike, watching
+from shearling.engine.progress import Watcher
+from shearling.errors import InputError
+from shearling.evaluation.compare import Comparison, Side
+from shearling.evaluation.compare import compare as compare_sides
+from shearling.pipeline import Pruned
+from shearling.workflows.progress import READING, ProgressLike, watching
+from shearling.workflows.source import (
+    Source,
+    check_early,
+    open_source,
+    quiet,
+    rows_of,
+    task_of,
+    text_columns_of,
+)  # fmt: skip
+
+if TYPE_CHECKING:
+    from shearling.workflows.given import Data
+
+BATCH_SIZE = 32
+STAGES = READING | {"model 1": 50.0, "model 2": 35.0, "time": 5.0}
 
 
 def compare(
-    first: str | os.PathLike[str],
-    second: str | os.PathLike[str],
-    data: str | os.PathLike[str] | None = None,
+    first: Any,
+    second: Any,
+    data: Data | None = None,
     *,
+    tokenizer: Any = None,
     task: str | None = None,
     metric: str | None = None,
     index: str | None = None,
@@ -25,27 +45,63 @@ def compare(
     label_column: str | None = None,
     limit: int | None = None,
     max_length: int | None = None,
-    batch_size: int = 32,
+    batch_size: int = BATCH_SIZE,
     device: str = "auto",
     trust_remote_code: bool = False,
     progress: ProgressLike = True,
 ) -> Comparison:
     """Compare two models on the same data: agreement, score, size, FLOPs and latency.
 
-    first, second  model directories, or ids on the Hub
-    data        a file of examples; scores need labels, the rest does not. By default the task's own dev set
+    >>> shearling.compare("my-model", pruned, "dev.jsonl")  # doctest: +SKIP
+
+    first, second  what `shearling.evaluate` takes as a model, or what `shearling.prune` gave
+    data        examples: a file name, texts, pairs, a `datasets.Dataset`, a list of dicts. Scores need labels, the rest
+                does not. By default the task's own dev set
+    tokenizer   of both; by default each model's own
     index       retrieval: `dense` has the first model embed the passages for both
     batch_size  examples at a time, also where the models are timed
 
     All others are those of `shearling.evaluate`.
     """
-    for one in (first, second):
-        if not isinstance(one, (str, os.PathLike)):
-            raise ModelError(f"compare takes directories or ids on the Hub; save this {type(one).__name__} first.")
-    with watching(progress) as watcher:
-        return compare_models(
-            str(first), str(second), None if data is None else str(data), task=task, limit=limit,
-            batch_size=batch_size, max_length=max_length, text_columns=text_columns, label_column=label_column,
-            device=device, trust_remote_code=trust_remote_code, watcher=watcher, metric=metric, index=index,
-            pooling=pooling, prefix=prefix,
-        )  # fmt: skip
+    source = Source(
+        first, data, task, text_columns, label_column, max_length, batch_size, device=device,
+        trust_remote_code=trust_remote_code, metric=metric, index=index, pooling=pooling, tokenizer=tokenizer,
+        prefix=prefix,
+    )  # fmt: skip
+    with watching(progress, STAGES) as watcher:
+        return compare_sources(source, second, limit=limit, watcher=watcher)
+
+
+def compare_sources(
+    source: Source, second: Any, *, limit: int | None = None, watcher: Watcher | None = None
+) -> Comparison:
+    """Compare the model of a source with another one, on the data of the source."""
+    tell = watcher or quiet
+    if source.index not in (None, "dense"):
+        raise InputError(f"--index {source.index} is not known here; `dense` has the first embed the passages for both")
+    check_early(source)
+    tell("load", 0, 2)
+    sides = []
+    for number, model in enumerate((source.model, second), start=1):
+        sides.append(_side(replace(source, model=model)))
+        tell("load", number, 2)
+    if sides[0].name == sides[1].name and not all(side.folder for side in sides):
+        sides = [replace(side, name=name) for side, name in zip(sides, ("first", "second"), strict=True)]
+    task = task_of(source, sides[0].model)
+    tell("read", 0, 1)
+    rows = rows_of(source.data, task, split="dev")
+    tell("read", 1, 1)
+    return compare_sides(
+        sides, rows, task, limit=limit, batch_size=source.batch_size or BATCH_SIZE, max_length=source.max_length,
+        text_columns=source.text_columns or text_columns_of(source.data), label_column=source.label_column,
+        metric=source.metric, index=source.index, prefix=source.prefix, watcher=watcher,
+    )  # fmt: skip
+
+
+def _side(source: Source) -> Side:
+    """One of the two, opened; a model in memory is called by its origin, and the result of pruning `pruned`."""
+    named, held = isinstance(source.model, (str, os.PathLike)), isinstance(source.model, Pruned)
+    source = replace(source, model=source.model.model) if held else source
+    loaded = open_source(source)
+    name = "pruned" if held else source.name or type(source.model).__name__
+    return Side(name, loaded.model, loaded.tokenizer, source.name if named else None)

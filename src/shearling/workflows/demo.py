@@ -27,12 +27,15 @@ from shearling.engine.progress import Watcher
 from shearling.errors import InputError
 from shearling.evaluation.compare import disk_bytes
 from shearling.evaluation.exam import make_exam, predict
-from shearling.files import check_writable
-from shearling.latency.timing import in_turns
+from shearling.files import check_writable, write_whole
+from shearling.latency.timing import device_name, in_turns
+from shearling.methods import Surgeon
 from shearling.models.pooling import pooling_of
 from shearling.pipeline import Pruned, prune
+from shearling.report.page import model_page
 from shearling.report.record import Cost
 from shearling.workflows.demo_texts import texts
+from shearling.workflows.progress import stages_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -46,6 +49,8 @@ BATCH = 32
 ROUNDS = 41  # of timing
 BUSY = 0.15  # a spread beyond which a timing says more about the machine than about the model
 EXAMPLES = 3  # searches shown
+PAGE = "report.html"
+STAGES = stages_of(Surgeon()) | {"compare": 40.0}
 
 
 @dataclass(frozen=True)
@@ -121,6 +126,7 @@ class Demo:
             "demo_seconds": self.seconds,
             "out": str(self.model),
             "report": str(self.report),
+            "page": str(self.report.parent / PAGE),
         }
 
 
@@ -169,9 +175,35 @@ def demo(
         examples=_examples(given.queries, given.passages, before, after, index),
         seconds=time.perf_counter() - began,
     )
+    write_whole(out / PAGE, model_page(page_record(result), directory=str(target)))
     (out / "report.json").write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
     result.report.write_text(write_up(result), encoding="utf-8")
     return result
+
+
+def page_record(result: Demo) -> dict[str, Any]:
+    """What the report page is made from: the record, with the search as its score and its changed answers."""
+    found, pace = result.search, result.latency
+    changed = [one for one in result.examples if one.dense != one.pruned]
+    return result.pruned.report.to_json() | {
+        "base": NAME,
+        "evaluation": {
+            "task": "search on the dense index", "metric": found.metric, "dense": found.dense, "pruned": found.pruned,
+            "examples": result.held_out,
+        },
+        "timing": {
+            "device": device_name(torch.device("cpu")), "measured": pace.pruned_ms / pace.dense_ms,
+            "dense_ms": pace.dense_ms, "pruned_ms": pace.pruned_ms, "batch_size": pace.batch_size,
+            "seq_len": pace.tokens, "threads": pace.threads,
+        },
+        "flipped": {
+            "changed": round((1 - result.closeness.nearest_same) * result.held_out), "examples": result.held_out,
+            "lost": None, "won": None,
+            "shown": [
+                {"text": one.sentence, "right": one.right, "dense": one.dense, "pruned": one.pruned} for one in changed
+            ],
+        },
+    }  # fmt: skip
 
 
 def model_folder() -> Path:

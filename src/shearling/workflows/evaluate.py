@@ -14,7 +14,7 @@ from shearling.checkpoint.record import add_evaluation, base_of
 from shearling.engine.progress import Watcher
 from shearling.errors import DataError, ShearlingError
 from shearling.evaluation.exam import Evaluation
-from shearling.workflows.progress import ProgressLike, watching
+from shearling.workflows.progress import READING, ProgressLike, watching
 from shearling.workflows.pruning import take
 from shearling.workflows.source import Loaded, Source, check_early, exam_of, open_source, quiet
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from shearling.workflows.given import Data
 
 _log = logging.getLogger(__name__)
+STAGES = READING | {"evaluate": 90.0}
 SAME_SCORE = 0.01  # points; one model's scores on the same rows differ by less, whatever the batches
 
 
@@ -52,7 +53,7 @@ def evaluate(
 
     model       a transformers model, a directory or Hub id, a SentenceTransformer or CrossEncoder
     data        labelled rows: a file name, a `datasets.Dataset`, or a list of dicts; by default the task's own dev set
-    tokenizer   the one that lies beside the model, unless given
+    tokenizer   by default the one that lies beside the model
     task        sst2, mnli, squad, ... or classification, sts, retrieval, ...; by default what the head is for
     metric      one of the task's others, such as r@1
     index       retrieval: who embeds the passages; `dense`, or a directory. By default the model scored
@@ -61,7 +62,7 @@ def evaluate(
     text_columns, label_column  where the texts and labels are, if the task does not tell
     limit       score on the first `limit` rows only
     max_length  cut texts to this many tokens
-    batch_size  examples at a time; what suits the device, unless given
+    batch_size  examples at a time; by default what suits the device
     device, dtype  for a model that is loaded by name: auto, cpu, cuda; float32, bfloat16, float16
     compile     run the model through torch.compile
     trust_remote_code  run code that the model brings along
@@ -72,7 +73,7 @@ def evaluate(
         trust_remote_code=trust_remote_code, metric=metric, index=index, pooling=pooling, tokenizer=tokenizer,
         prefix=prefix,
     )  # fmt: skip
-    with watching(progress) as watcher:
+    with watching(progress, STAGES) as watcher:
         return evaluate_source(source, limit=limit, compiled=compile, watcher=watcher)
 
 
@@ -84,7 +85,10 @@ def evaluate_source(
     loaded = open_source(source, watcher=watcher or quiet)
     if source.index == "dense":
         source = replace(source, index=_original(source.name))
+    tell = watcher or quiet
+    tell("read", 0, 1)
     exam = exam_of(source, loaded, source.data, limit=limit, teacher=_teacher(source, loaded))
+    tell("read", 1, 1)
     return take(exam, loaded.model, watcher, compiled=compiled)
 
 

@@ -1,35 +1,112 @@
-"""A model directory becomes a checked file, or nothing."""
+"""`shearling.export` and the command: a model becomes a checked file for another engine, or nothing."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from shearling.checkpoint.pretrained import load_model, load_reader, load_tokenizer
 from shearling.checkpoint.record import add_export, base_of
-from shearling.data import find_task, infer_task, load_rows
+from shearling.data import find_task, infer_task
 from shearling.errors import InputError, ModelError
 from shearling.evaluation.exam import Exam, make_exam
-from shearling.export.check import Runner, check
-from shearling.export.formats import Job
-from shearling.export.graph import axes, reference
-from shearling.export.inputs import CALIBRATION, EXAMPLES, Inputs, inputs_from_rows, inputs_from_tokenizer
-from shearling.export.place import add_companions, check_place, mark, place_of, size_of, whole
-from shearling.export.result import Exported, Measured
-from shearling.export.table import Format, Suits, check_suits, find_format, find_precision, suitable
+from shearling.exporters.check import Runner, check
+from shearling.exporters.formats import Job
+from shearling.exporters.graph import axes, reference
+from shearling.exporters.inputs import CALIBRATION, EXAMPLES, Inputs, inputs_from_rows, inputs_from_tokenizer
+from shearling.exporters.place import add_companions, check_place, mark, place_of, size_of, whole
+from shearling.exporters.result import Exported, Measured
+from shearling.exporters.table import Format, Suits, check_suits, find_format, find_precision, suitable
 from shearling.files import RECORD
 from shearling.latency.timing import in_turns
+from shearling.pipeline import Pruned
+from shearling.report.facts import title_of
+from shearling.workflows.export_scores import FileModel, Scores
+from shearling.workflows.progress import ProgressLike, watching
+from shearling.workflows.source import rows_of, text_columns_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from shearling.engine.progress import Watcher
+    from shearling.workflows.given import Data
+
+STAGES = {"load": 20.0, "export": 50.0, "check": 15.0, "time": 15.0}
+QUANTISE = ("dynamic", "static")
+
+
+def export(
+    model: Pruned | str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    format: str = "onnx",  # noqa: A002 - the option's name
+    fp16: bool = False,
+    int8: bool = False,
+    quantise: str | None = None,
+    dtype: str | None = None,
+    data: Data | None = None,
+    task: str | None = None,
+    eval: Data | None = None,  # noqa: A002
+    dense: str | os.PathLike[str] | None = None,
+    trust_remote_code: bool = False,
+    force: bool = False,
+    progress: ProgressLike = True,
+) -> Exported:
+    """Write a model, dense or pruned, for another engine, checked against PyTorch; a failed check leaves nothing.
+
+    >>> shearling.export("my-model-50", "my-model-50.onnx", int8=True)  # doctest: +SKIP
+
+    model       a directory or Hub id, or what `shearling.prune` gave
+    out         the file to write; for onnx also a directory, laid out for servers
+    format      "onnx", "torch", "openvino", "gguf" or "ctranslate2"
+    fp16        half precision
+    int8        8-bit integers; gguf: q8_0
+    quantise    how int8 finds the ranges of activations: "dynamic" (in each batch) or "static" (calibrated on `data`)
+    dtype       gguf: "f16" or "q8_0"
+    data        examples to check the file with, and to calibrate on: texts, pairs, a file name, a data set
+    task        how to read the data, such as sst2; by default what the head is for
+    eval        labelled rows: the dense model, this one and the file are scored on them
+    dense       a model to compare size and latency with; by default the one that this was pruned from
+    trust_remote_code  run code that the model brings along
+    force       replace `out` if it exists
+    progress    True, False, or a function called with (stage, done, total)
+    """
+    precision = precision_of(fp16=fp16, int8=int8, quantise=quantise, dtype=dtype)
+    options: dict[str, Any] = {
+        "format": format, "precision": precision, "data": data, "task": task, "eval": eval,
+        "dense": None if dense is None else str(dense), "force": force, "trust_remote_code": trust_remote_code,
+    }  # fmt: skip
+    with watching(progress, STAGES) as watcher:
+        if isinstance(model, (str, os.PathLike)):
+            return export_model(str(model), Path(out), **options, watcher=watcher)
+        if not isinstance(model, Pruned):
+            raise ModelError(
+                f"export takes a directory, a Hub id, or what shearling.prune gave, not a {type(model).__name__}; "
+                "save this model first."
+            )
+        with tempfile.TemporaryDirectory() as folder:
+            saved = model.save(Path(folder) / "model")
+            result = export_model(str(saved), Path(out), **options, watcher=watcher)
+            return replace(result, this=replace(result.this, model=title_of(model.report.to_json())))
+
+
+def precision_of(*, fp16: bool, int8: bool, quantise: str | None, dtype: str | None) -> str | None:
+    """The one precision that was asked for; None is the format's own."""
+    if quantise is not None and quantise not in QUANTISE:
+        raise InputError(f"--quantise {quantise} is not known; there are dynamic and static.")
+    asked = {"--fp16": fp16, "--int8": int8 or quantise is not None, "--dtype": dtype is not None}
+    given = [name for name, wanted in asked.items() if wanted]
+    if len(given) > 1:
+        raise InputError(f"{' and '.join(given)} ask for different precisions; give one of them.")
+    if asked["--int8"]:
+        return "int8" if quantise is None else f"int8-{quantise}"
+    return "float16" if fp16 else dtype
 
 
 @dataclass
@@ -40,7 +117,7 @@ class Wanted:
     format: str
     kind: Format
     precision: str
-    data: str | None = None
+    data: Data | None = None
     task: str | None = None
     trust_remote_code: bool = False
     tokenizer: PreTrainedTokenizerBase | None = None
@@ -80,9 +157,9 @@ def export_model(
     *,
     format: str = "onnx",  # noqa: A002 - the option's name
     precision: str | None = None,
-    data: str | None = None,
+    data: Data | None = None,
     task: str | None = None,
-    eval: str | None = None,  # noqa: A002
+    eval: Data | None = None,  # noqa: A002
     dense: str | None = None,
     rounds: int = 20,
     force: bool = False,
@@ -91,10 +168,10 @@ def export_model(
 ) -> Exported:
     """Write the model as a file, checked against PyTorch on real inputs first; a failed check leaves nothing.
 
-    precision  float32, float16, int8 (or int8-static, int8-dynamic), q8_0; the format's first unless given
+    precision  float32, float16, int8 (or int8-static, int8-dynamic), q8_0; by default the format's first
     data       examples to check with, and to calibrate static quantisation on
     eval       labelled rows: dense, model and file are scored on them
-    dense      a model to compare size and latency with; the one the record names, unless given
+    dense      a model to compare size and latency with; by default the one that the record names
     """
     label, kind = find_format(format)
     wanted = Wanted(
@@ -107,6 +184,7 @@ def export_model(
     model = wanted.load(name)
     check_suits(label, kind, model)
     wanted.read(model)
+    tell("load", 1, 1)
     other = dense or base_of(Path(name))
     scores = None if eval is None else Scores(_exam(wanted, model, eval))
     with whole(place, force=force) as path, tempfile.TemporaryDirectory() as aside:
@@ -116,10 +194,12 @@ def export_model(
             scores.take("model", model)
         tell("export", 0, 1)
         run, outputs = wanted.write(model, path)
+        tell("export", 1, 1)
         if place.served:
             add_companions(path.parents[1], model, wanted.tokenizer, Path(name))
         tell("check", 0, 1)
         difference = check(run, wanted.batches, expected, precision=wanted.precision)
+        tell("check", 1, 1)
         if scores is not None:
             scores.take("exported", FileModel(model, run))
         del model
@@ -133,6 +213,7 @@ def export_model(
             runs["dense"] = lambda: run_dense(wanted.batches[0])
         tell("time", 0, 1)
         times = dict(zip(runs, in_turns(list(runs.values()), torch.device("cpu"), rounds=rounds), strict=True))
+        tell("time", 1, 1)
         found = {"this": Measured(name, size_of(path), times["this"])}
         if other is not None:
             found["dense"] = Measured(other, size_of(path_dense), times["dense"])
@@ -151,7 +232,7 @@ def export_model(
 def example_inputs(
     model: PreTrainedModel,
     name: str,
-    data: str | None,
+    data: Data | None,
     task: str | None,
     *,
     trust_remote_code: bool = False,
@@ -166,7 +247,9 @@ def example_inputs(
         reader = load_tokenizer(name, trust_remote_code=trust_remote_code)
     else:
         reader = load_reader(name, model, trust_remote_code=trust_remote_code)
-    return inputs_from_rows(model, reader, load_rows(data, chosen), chosen, samples=samples, seed=seed)
+    return inputs_from_rows(
+        model, reader, rows_of(data, chosen), chosen, samples=samples, seed=seed, text_columns=text_columns_of(data)
+    )
 
 
 def _tokenizer(name: str, *, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
@@ -181,44 +264,13 @@ def list_formats(name: str, *, trust_remote_code: bool = False) -> list[Suits]:
     return suitable(load_model(name, device="cpu", trust_remote_code=trust_remote_code))
 
 
-class Scores:
-    """One exam, taken by the dense model, the model and the file."""
-
-    def __init__(self, exam: Exam) -> None:
-        self.exam = exam
-        self.found: dict[str, Any] = {}
-
-    def take(self, step: str, model: Any) -> None:
-        """Score one of them."""
-        result = self.exam.take(model, device="cpu")
-        self.found |= {"task": result.task, "metric": result.metric, "examples": result.examples}
-        self.found[step] = round(result.value, 4)
-
-    def to_json(self) -> dict[str, Any]:
-        """Task, metric, examples and the value at each step; the model is also called `pruned` beside a dense one."""
-        return self.found | ({"pruned": self.found["model"]} if "dense" in self.found else {})
-
-
-class FileModel(nn.Module):
-    """A file in the place of the model, to be scored like it."""
-
-    def __init__(self, model: PreTrainedModel, run: Runner) -> None:
-        super().__init__()
-        self.config, self.run = model.config, run
-        self.place = nn.Parameter(torch.empty(0), requires_grad=False)  # tells the device
-
-    def forward(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What the file gives."""
-        return {name: torch.from_numpy(values) for name, values in self.run(inputs).items()}
-
-
-def _exam(wanted: Wanted, model: PreTrainedModel, rows: str) -> Exam:
+def _exam(wanted: Wanted, model: PreTrainedModel, rows: Data) -> Exam:
     if wanted.kind.part(model) is not model:
         raise InputError(f"--eval scores what {wanted.format} writes, and that is the encoder without its head.")
     if wanted.tokenizer is None:
         raise InputError("--eval needs the tokenizer of the model, and none was found beside it.")
     task = find_task(wanted.task) if wanted.task else infer_task(model)
-    return make_exam(model, wanted.tokenizer, load_rows(rows, task), task)
+    return make_exam(model, wanted.tokenizer, rows_of(rows, task, split="dev"), task)
 
 
 def _notes(wanted: Wanted) -> list[str]:

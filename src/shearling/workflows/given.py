@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 # A file name, texts, pairs of texts, rows, a raw or tokenised `datasets.Dataset`, a DataLoader, batches.
 Data = (
@@ -16,6 +17,17 @@ Data = (
     | Mapping[str, Any]  # one batch
 )
 INPUTS = {"input_ids", "inputs_embeds", "pixel_values", "input_values", "input_features"}  # what models run on
+
+
+T = TypeVar("T")
+
+
+def renamed(old: str, new: str, given: T | None, value: T) -> T:
+    """The value of a parameter that had another name; the old name works, with a warning."""
+    if given is None:
+        return value
+    warnings.warn(f"{old}= is now called {new}=.", DeprecationWarning, stacklevel=3)
+    return given
 
 
 def needs_reading(data: Any) -> bool:

@@ -12,6 +12,7 @@ from shearling.engine.progress import Watcher
 from shearling.errors import ConstraintError, InputError
 from shearling.evaluation.exam import Evaluation, Exam
 from shearling.pipeline import Plan, Pruned
+from shearling.workflows.progress import SCORED
 from shearling.workflows.pruning import take, with_scores
 from shearling.workflows.source import quiet
 from shearling.workflows.target import Target
@@ -62,7 +63,7 @@ class Drop:
 
     def meet(self, plan: Plan, target: Target, exam: Exam, watcher: Watcher | None = None) -> Pruned:
         """The smallest model found that stays within the drop; its report lists every budget tried."""
-        dense = take(exam, plan.structure.model, watcher)
+        dense = take(exam, plan.structure.model, watcher, SCORED[0])
         sign = -1 if dense.metric == "perplexity" else 1
         tell = watcher or quiet
         tell("max-drop", 0, TRIES)
@@ -88,8 +89,9 @@ class Drop:
             "allowed": self.points, "by": self.by, "metric": dense.metric, "dense": dense.value, "value": chosen.value,
             "drop": chosen.drop, "examples": dense.examples, "tried": [asdict(t) for t in tried],
         }  # fmt: skip
-        report = with_scores(pruned.report, dense, score)
-        return replace(pruned, report=replace(report, extra=report.extra | {"max_drop": facts}))
+        pruned = with_scores(pruned, exam, dense, score)
+        report = replace(pruned.report, extra=pruned.report.extra | {"max_drop": facts})
+        return replace(pruned, report=report)
 
     def _aim(self, target: Target, budget: float) -> Target:
         wanted: dict[str, Any] = {self.by: budget}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +13,14 @@ from shearling.latency.profile import BUDGET
 from shearling.latency.profile import profile as profile_model
 from shearling.latency.table import Table
 from shearling.report.charts import check_picture, plot
+from shearling.workflows.given import renamed
 from shearling.workflows.progress import ProgressLike, watching
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+STAGES = {"load": 5.0, "profile": 95.0}
 
 
 def profile(
@@ -39,7 +42,7 @@ def profile(
 
     model       a transformers model, timed on the device and in the dtype it is in; or a directory or Hub id
     batch_size, seq_len  examples in a batch and tokens in an example, as the model will run
-    threads     of the CPU; as many as torch uses unless given
+    threads     of the CPU; by default as many as torch uses
     runtime     "eager", or "graphs": each model is recorded as a CUDA graph and replayed
     seconds     to spend, about; fewer layers and rounds are timed when there are few
     inputs      your own, where the model takes something unusual; the table then has their batch size and length
@@ -47,10 +50,8 @@ def profile(
     progress    True, False, or a function called with (stage, done, total)
     budget      the old name of `seconds`
     """
-    if budget is not None:
-        warnings.warn("budget= is now called seconds=.", DeprecationWarning, stacklevel=2)
-        seconds = budget
-    with watching(progress) as watcher:
+    seconds = renamed("budget", "seconds", budget, seconds)
+    with watching(progress, STAGES) as watcher:
         if isinstance(model, (str, os.PathLike)):
             check_prunable(str(model), trust_remote_code=trust_remote_code)
             watcher("load", 0, 1)

@@ -9,20 +9,32 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from shearling.engine.progress import Watcher
+from shearling.methods import Method
 
 logger = logging.getLogger("shearling")
 ProgressLike = bool | Watcher
 
-# What a stage takes of a whole run, about, in hundredths: the time left of all is guessed from it. A stage that is not
-# listed counts as OTHER once it begins.
-SHARES = {"load": 5, "read": 2, "tokenise": 3, "measure": 35, "order": 10, "refit": 40}
-OTHER = 3
-WHOLE = ("sweep", "max-drop")  # stages that count the points of a longer run: they are the whole
+READING = {"load": 5.0, "read": 2.0, "tokenise": 3.0}  # beside about 90 for the work itself
+SCORED = ("evaluate dense", "evaluate pruned")
+OTHER = 3.0  # a stage that was not expected, once it begins
+WHOLE = (
+    "sweep",
+    "max-drop",
+)  # stages that count the points of a longer run; others that go on meanwhile are part of it
+Expected = Mapping[str, float]  # the stages of a run, and how long each takes compared with the others, about
+
+
+def stages_of(method: Method, *, scored: bool = False, drop: bool = False) -> dict[str, float]:
+    """The stages of pruning; `drop` is the search for the smallest model within a loss."""
+    if drop:
+        return READING | {SCORED[0]: 5.0, "max-drop": 85.0}
+    polish = {} if method.polish == "off" else {"polish": 60.0}
+    return READING | dict(method.stages) | polish | {"check": 5.0} | (dict.fromkeys(SCORED, 20.0) if scored else {})
 
 
 def watcher_of(progress: ProgressLike, watcher: Watcher | None) -> ProgressLike:
@@ -34,17 +46,18 @@ def watcher_of(progress: ProgressLike, watcher: Watcher | None) -> ProgressLike:
 
 
 @contextmanager
-def watching(progress: ProgressLike = True) -> Iterator[Watcher]:
+def watching(progress: ProgressLike = True, expected: Expected | None = None) -> Iterator[Watcher]:
     """Show how far the stages of a run are.
 
     progress  True shows it, False does not; a function is called with (stage, done, total) instead
+    expected  the stages to come: the time left of the whole run is guessed from them
     """
     if callable(progress):
         yield progress
     elif not progress or os.environ.get("RANK", "0") != "0":  # of several processes, the first one shows progress
         yield lambda stage, done, total: None
     elif _drawable():
-        with _bars() as watch:
+        with _bars(expected or {}) as watch:
             yield watch
     else:
         yield _Lines(logger.info if _logged() else _write)
@@ -97,7 +110,7 @@ class _Lines:
 
 
 @contextmanager
-def _bars() -> Iterator[Watcher]:
+def _bars(expected: Expected) -> Iterator[Watcher]:
     """A bar for the whole run with the time left, and one for the stage at work."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -108,7 +121,7 @@ def _bars() -> Iterator[Watcher]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         overall = progress.add_task("in all", total=1.0)
         current = progress.add_task("", total=1, visible=False)
-        whole = Overall()
+        whole = Overall(expected)
         shown = ""
 
         def watch(stage: str, done: int, total: int) -> None:
@@ -128,19 +141,18 @@ def _bars() -> Iterator[Watcher]:
 class Overall:
     """How far a whole run is, from how far its stages are."""
 
-    def __init__(self) -> None:
+    def __init__(self, expected: Expected) -> None:
+        self._expected = expected
         self._stages: dict[str, float] = {}  # how far each stage is, 0 to 1
-        self._counts: float | None = None
         self._furthest = 0.0
 
     def after(self, stage: str, done: int, total: int) -> float:
         """The share of the run that is done, 0 to 1; it never goes back."""
         share = done / total if total else 1.0
-        if stage in WHOLE:
-            self._counts = share
-        else:
-            self._stages[stage] = max(share, self._stages.get(stage, 0.0))
-        shares = SHARES | {name: SHARES.get(name, OTHER) for name in self._stages}
-        found = sum(shares[name] * value for name, value in self._stages.items()) / sum(shares.values())
-        self._furthest = max(self._furthest, found if self._counts is None else self._counts)
+        self._stages[stage] = max(share, self._stages.get(stage, 0.0))
+        other = 0.0 if any(name in self._expected or name in self._stages for name in WHOLE) else OTHER
+        takes = dict.fromkeys(self._stages, other) | {name: 1.0 for name in WHOLE if name in self._stages}
+        takes |= self._expected
+        found = sum(takes[name] * value for name, value in self._stages.items())
+        self._furthest = max(self._furthest, found / (sum(takes.values()) or 1.0))
         return self._furthest

@@ -14,8 +14,8 @@ from shearling.engine.progress import Watcher
 from shearling.methods import Method, method_of
 from shearling.pipeline import Plan, Pruned
 from shearling.verify import Samples
-from shearling.workflows.given import Data, is_transformer, needs_reading
-from shearling.workflows.progress import ProgressLike, watcher_of, watching
+from shearling.workflows.given import Data, is_transformer, needs_reading, renamed
+from shearling.workflows.progress import READING, ProgressLike, stages_of, watcher_of, watching
 
 if TYPE_CHECKING:
     from shearling.latency.table import Table
@@ -48,7 +48,7 @@ def prune(
     text_columns: Sequence[str] | None = None,
     label_column: str | None = None,
     max_length: int | None = None,
-    length: float | None = None,
+    flops_length: float | None = None,
     pooling: str | None = None,
     prefix: str | None = None,
     device: str = "auto",
@@ -56,6 +56,7 @@ def prune(
     trust_remote_code: bool = False,
     progress: ProgressLike = True,
     watcher: Watcher | None = None,
+    length: float | None = None,
 ) -> Pruned:
     """Prune once, without retraining. The model is left untouched; the result holds a smaller copy.
 
@@ -64,7 +65,7 @@ def prune(
 
     model       a transformers model, a directory or Hub id, a SentenceTransformer or CrossEncoder
     data        a list of texts or of pairs, a file name, a raw or tokenised `datasets.Dataset`, a DataLoader, batches
-    tokenizer   for texts; the one that lies beside the model, unless given
+    tokenizer   for texts; by default the one that lies beside the model
 
     flops, params, latency  the constraint: keep at most this share of the layers' FLOPs, of their parameters, of the
                 model's time; several hold together
@@ -87,19 +88,22 @@ def prune(
     index       retrieval: who embeds the passages; `dense` is the original, else each model embeds its own
     text_columns, label_column  where texts and labels are in files and raw data sets, if the task does not tell
     max_length  cut texts to this many tokens
-    length      tokens of an example, for counting FLOPs; the sample's mean unless given
+    flops_length  count FLOPs at this many tokens an example; by default the sample's mean
     pooling     of an embedding model whose files do not say it: mean, cls, last, max, weighted_mean
     prefix      of an encoder-decoder's sources, such as "summarize: "; by default that of its configuration
     device, dtype  for a model that is loaded by name: auto, cpu, cuda; float32, bfloat16, float16
     trust_remote_code  run code that the model brings along
     progress    True, False, or a function called with (stage, done, total)
-    watcher     the old name of a function for `progress`
+    watcher, length  the old names of `progress` and `flops_length`
     """
-    with watching(watcher_of(progress, watcher)) as watch:
+    length = renamed("length", "flops_length", length, flops_length)
+    chosen = method_of(method)
+    expected = stages_of(chosen, scored=eval is not None, drop=max_drop is not None)
+    with watching(watcher_of(progress, watcher), expected) as watch:
         if _ready(model, data) and eval is None and max_drop is None:
             return pipeline.prune(
                 model, data, flops=flops, params=params, latency=latency, table=table, batch_size=batch_size,
-                seq_len=seq_len, correct=correct, method=method, multiple_of=multiple_of, samples=samples, seed=seed,
+                seq_len=seq_len, correct=correct, method=chosen, multiple_of=multiple_of, samples=samples, seed=seed,
                 length=length, watcher=watch,
             )  # fmt: skip
         from shearling.workflows.max_drop import drop_of
@@ -114,7 +118,7 @@ def prune(
         return prune_source(
             source,
             Target(flops, params, multiple_of, latency, table, correct, batch_size, seq_len),
-            method_of(method),
+            chosen,
             evaluation=eval,
             limit=limit,
             drop=drop_of(max_drop, by),
@@ -135,7 +139,7 @@ def measure(
     text_columns: Sequence[str] | None = None,
     label_column: str | None = None,
     max_length: int | None = None,
-    length: float | None = None,
+    flops_length: float | None = None,
     pooling: str | None = None,
     prefix: str | None = None,
     device: str = "auto",
@@ -143,6 +147,7 @@ def measure(
     trust_remote_code: bool = False,
     progress: ProgressLike = True,
     watcher: Watcher | None = None,
+    length: float | None = None,
 ) -> Plan:
     """Look at the model once, over a sample of its data; the plan then prunes to any constraint.
 
@@ -151,10 +156,12 @@ def measure(
 
     The parameters are those of `shearling.prune`.
     """
-    with watching(watcher_of(progress, watcher)) as watch:
+    length = renamed("length", "flops_length", length, flops_length)
+    chosen = method_of(method)
+    with watching(watcher_of(progress, watcher), READING | dict(chosen.stages)) as watch:
         if _ready(model, data):
             return pipeline.measure(
-                model, data, method=method, samples=samples, seed=seed, length=length, watcher=watch
+                model, data, method=chosen, samples=samples, seed=seed, length=length, watcher=watch
             )  # fmt: skip
         from shearling.integrations.sentence_transformers import sentence_plan
         from shearling.workflows.pruning import measure_source
@@ -164,7 +171,7 @@ def measure(
             model, data, task, text_columns, label_column, max_length, None, samples, seed, device, dtype,
             trust_remote_code, length, None, None, pooling, tokenizer, prefix,
         )  # fmt: skip
-        plan, loaded = measure_source(source, method_of(method), watcher=watch)
+        plan, loaded = measure_source(source, chosen, watcher=watch)
         return plan if loaded.sentence is None else sentence_plan(plan, loaded.sentence)
 
 

@@ -15,12 +15,13 @@ import torch
 from shearling.checkpoint.companions import found_locally
 from shearling.checkpoint.load import read_record
 from shearling.checkpoint.pretrained import is_remote
-from shearling.checkpoint.record import write_page
+from shearling.checkpoint.record import add_curve, write_page
 from shearling.engine.distributed import on_first
 from shearling.engine.hooks import device_of, frozen
 from shearling.engine.progress import Watcher
 from shearling.errors import InputError, ModelError
 from shearling.evaluation.exam import Evaluation, Exam
+from shearling.evaluation.flipped import flipped
 from shearling.files import RECORD, check_writable
 from shearling.integrations.sentence_transformers import give_back
 from shearling.latency.inputs import example_inputs, placed
@@ -29,8 +30,19 @@ from shearling.latency.timing import device_name, in_turns
 from shearling.methods import Method
 from shearling.models.structure import structure_of
 from shearling.pipeline import Plan, Pruned, measure, prune
-from shearling.report.record import Report
-from shearling.workflows.source import Loaded, Source, check_early, exam_of, folder_of, labels_for, quiet, read_source
+from shearling.report.points import command_of, tried_chart
+from shearling.workflows.progress import SCORED
+from shearling.workflows.source import (
+    Loaded,
+    Source,
+    check_early,
+    data_name,
+    exam_of,
+    folder_of,
+    labels_for,
+    quiet,
+    read_source,
+)
 from shearling.workflows.target import Target
 
 if TYPE_CHECKING:
@@ -89,12 +101,11 @@ def prune_source(
         warnings = [*pruned.report.warnings, *remarks(loaded)]
         pruned = replace(pruned, report=replace(pruned.report, warnings=warnings))
         if exam is not None:
-            both = [take(exam, model, watcher) for model in (loaded.model, pruned.model)]
-            pruned = replace(pruned, report=with_scores(pruned.report, *both))
-    if exam is not None and timing and "latency" not in pruned.report.extra:
-        length = target.seq_len or pruned.report.mean_length
-        found = on_first(lambda: time_both(loaded.model, pruned.model, target.batch_size, length))
-        pruned = replace(pruned, report=replace(pruned.report, timing=found))
+            models = (loaded.model, pruned.model)
+            both = [take(exam, model, watcher, stage) for model, stage in zip(models, SCORED, strict=True)]
+            pruned = with_scores(pruned, exam, *both)
+    if exam is not None and timing:
+        pruned = timed(pruned, loaded.model, target.batch_size, target.seq_len)
     if loaded.sentence is not None:
         pruned = give_back(pruned, loaded.sentence)
     if out is not None:
@@ -142,21 +153,47 @@ def remarks(loaded: Loaded) -> list[str]:
     return []
 
 
-def take(exam: Exam, model: PreTrainedModel, watcher: Watcher | None = None, *, compiled: bool = False) -> Evaluation:
+def take(
+    exam: Exam,
+    model: PreTrainedModel,
+    watcher: Watcher | None = None,
+    stage: str = "evaluate",
+    *,
+    compiled: bool = False,
+) -> Evaluation:
     """Score a model, on one process where there are several."""
     tell = watcher or quiet
-    tell("evaluate", 0, 1)
-    return on_first(lambda: exam.take(model, compile=compiled, progress=partial(tell, "evaluate")))
+    tell(stage, 0, 1)
+    return on_first(lambda: exam.take(model, compile=compiled, progress=partial(tell, stage)))
 
 
-def with_scores(report: Report, dense: Evaluation, pruned: Evaluation) -> Report:
-    """The report with both models' scores; `evaluations` is the list that later scores are added to."""
+def with_scores(pruned: Pruned, exam: Exam, dense: Evaluation, score: Evaluation) -> Pruned:
+    """The result with both models' scores and what they answer differently.
+
+    The record's `evaluations` is the list that later scores are added to.
+    """
     found = {
-        "task": pruned.task, "metric": pruned.metric, "dense": dense.to_json()["value"],
-        "pruned": pruned.to_json()["value"], "examples": pruned.examples,
+        "task": score.task, "metric": score.metric, "dense": dense.to_json()["value"],
+        "pruned": score.to_json()["value"], "examples": score.examples,
     }  # fmt: skip
-    listed = {"evaluations": [replace(pruned, dense=dense.value).to_json()]}
-    return replace(report, evaluation=found, extra=report.extra | listed)
+    listed = {"evaluations": [replace(score, dense=dense.value).to_json()]}
+    report = replace(pruned.report, evaluation=found, extra=pruned.report.extra | listed)
+    return replace(pruned, report=report, flipped=changes(exam, dense, score))
+
+
+def changes(exam: Exam, dense: Evaluation, score: Evaluation) -> dict[str, Any] | None:
+    """Examples that the two models answer differently, as the page takes them; None where there is nothing to tell."""
+    found = flipped(exam, dense.predictions, score.predictions)
+    return None if found is None else found.to_json()
+
+
+def timed(pruned: Pruned, dense: PreTrainedModel, batch_size: int = 1, seq_len: int | None = None) -> Pruned:
+    """The result with the time of both models, at the sample's mean length by default; a latency was timed already."""
+    if pruned.report.latency is not None:
+        return pruned
+    length = seq_len or pruned.report.mean_length
+    found = on_first(lambda: time_both(dense, pruned.model, batch_size, length))
+    return replace(pruned, report=replace(pruned.report, timing=found))
 
 
 def time_both(dense: PreTrainedModel, pruned: PreTrainedModel, batch_size: int, length: float) -> dict[str, Any]:
@@ -174,14 +211,21 @@ def time_both(dense: PreTrainedModel, pruned: PreTrainedModel, batch_size: int, 
 
 
 def keep(pruned: Pruned, source: Source, loaded: Loaded, out: Path, *, force: bool = False) -> None:
-    """Write a pruned model, with the files that lie beside the dense one."""
+    """Write a pruned model, with the files that lie beside the dense one and the curve of a search for it."""
     named = folder_of(source) is not None or isinstance(source.model, str)
     beside = found_locally(source.name, fetch=True) if named else None
     pruned.save(out, source=beside or loaded.tokenizer, force=force)
+    if drop := pruned.report.extra.get("max_drop"):
+        on_first(lambda: add_curve(out, tried_chart(drop, title=Path(source.name).name, standalone=True)))
 
 
-def write_report(record: dict[str, Any], path: Path, *, force: bool = False) -> None:
+def write_report(record: dict[str, Any], source: Source, path: Path, *, force: bool = False) -> None:
     """The record of a run as a page; `out` in it says where the model is."""
-    folder = Path(record["out"] or ".")
+    folder = Path(record["out"] or "DIR")
     saved = read_record(folder) if (folder / RECORD).is_file() else {}  # it also says what was pruned
-    on_first(lambda: write_page(saved | record, folder, path, force=force))
+    settings = {
+        "model": source.name, "data": data_name(source), "task": source.task, "samples": source.samples,
+        "max_length": source.max_length, "pooling": source.pooling, "methods": {record["method"]: record["settings"]},
+    }  # fmt: skip
+    told = saved | record | {"command": command_of(record, settings, str(folder))}
+    on_first(lambda: write_page(told, folder, path, force=force))

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from shearling.data.tasks import Task
     from shearling.evaluation.exam import Exam
 
-STALE = ("evaluations", "max_drop")  # what a record says about weights that are no more
+STAGES = {"evaluate": 10.0, "retrain": 90.0}
+# What a record says about weights that are no more.
+STALE = ("agreement", "curve", "evaluation", "evaluations", "max_drop")
 
 
 def retrain_source(

@@ -37,13 +37,13 @@ class Source:
 
     model       a directory, an id on the Hub, a transformers model, a SentenceTransformer or a CrossEncoder
     data        a file name, texts, pairs, rows, a data set, or batches
-    batch_size  of scoring; what suits the device, unless given
-    length      tokens of an example, for counting FLOPs; the sample's mean unless given
-    metric      the task's usual one, unless given
+    batch_size  of scoring; by default what suits the device
+    length      tokens of an example, for counting FLOPs; by default the sample's mean
+    metric      by default the task's usual one
     index       of a search: `dense`, or a model that embeds the passages; else the model scored
     pooling     of an embedding model, where its files do not say it
-    tokenizer   the one that lies beside the model, unless given
-    prefix      of an encoder-decoder's sources; that of its configuration, unless given
+    tokenizer   by default the one that lies beside the model
+    prefix      of an encoder-decoder's sources; by default that of its configuration
     images      size, mean and deviation of images, where no processor lies beside the model
     """
 
@@ -203,7 +203,7 @@ def rows_of(data: Any, task: Task, *, split: Any = "train") -> Rows:
     """Rows of a file, a data set, texts or pairs; of the task's own data set where there is nothing."""
     if data is None or isinstance(data, (str, os.PathLike)):
         return load_rows(None if data is None else str(data), task, split=split)
-    names = _text_columns(data)
+    names = text_columns_of(data)
     if names is None:
         return as_rows(data)
     if any(not is_text(one) or isinstance(one, str) is (len(names) == 2) for one in data):
@@ -211,7 +211,7 @@ def rows_of(data: Any, task: Task, *, split: Any = "train") -> Rows:
     return Rows({names[0]: data} if len(names) == 1 else dict(zip(names, zip(*data, strict=True), strict=True)))
 
 
-def _text_columns(data: Any) -> tuple[str, ...] | None:
+def text_columns_of(data: Any) -> tuple[str, ...] | None:
     """The names that the columns of a list of texts, or of pairs, get; None for other data."""
     if isinstance(data, (list, tuple)) and data and is_text(data[0]):
         return ("text",) if isinstance(data[0], str) else ("text1", "text2")
@@ -231,8 +231,8 @@ def draw(source: Source, loaded: Loaded, *, labels: Labels) -> Any:
         batch_size=source.examples_per_batch,
         samples=checked_samples(source.samples),
         seed=source.seed,
-        labels="ignore" if _text_columns(source.data) else labels,  # texts alone have none
-        text_columns=source.text_columns or _text_columns(source.data),
+        labels="ignore" if text_columns_of(source.data) else labels,  # texts alone have none
+        text_columns=source.text_columns or text_columns_of(source.data),
         label_column=source.label_column,
         pooling=pooling_of(loaded.model),
         model=loaded.model,
@@ -276,6 +276,13 @@ def exam_of(
         prefix=source.prefix,
         teacher=loaded.model if teacher == "loaded" else teacher,
     )
+
+
+def data_name(source: Source) -> str:
+    """What settings and commands call the data: the file, or what kind of thing was given, such as `(list)`."""
+    if source.data is None:
+        return "Hub"
+    return str(source.data) if isinstance(source.data, (str, os.PathLike)) else f"({type(source.data).__name__})"
 
 
 def folder_of(source: Source) -> Path | None:

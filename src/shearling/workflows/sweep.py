@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shearling._version import versions
+from shearling.checkpoint.record import add_curve
+from shearling.engine.distributed import on_first
 from shearling.engine.progress import Watcher
 from shearling.evaluation.exam import Exam
-from shearling.files import weights_digest
+from shearling.files import RECORD, weights_digest
 from shearling.latency.table import check_fits
 from shearling.latency.timing import device_name
 from shearling.methods import Method, method_of
@@ -23,12 +25,13 @@ from shearling.pipeline import Plan
 from shearling.sample.read import sample_of
 from shearling.verify import Samples
 from shearling.workflows.grid import Grid, Outcome, budgets_of, outcomes
-from shearling.workflows.progress import ProgressLike, watching
-from shearling.workflows.pruning import keep, measured, take
+from shearling.workflows.progress import READING, ProgressLike, watching
+from shearling.workflows.pruning import changes, keep, measured, take, timed
 from shearling.workflows.source import (
     Loaded,
     Source,
     check_early,
+    data_name,
     draw,
     exam_of,
     folder_of,
@@ -39,6 +42,9 @@ from shearling.workflows.sweep_folder import CURVE, MODELS, PAGE, RESULTS, Store
 
 if TYPE_CHECKING:
     from shearling.workflows.given import Data
+
+
+STAGES = READING | {"sweep": 90.0}
 
 
 def sweep(
@@ -54,6 +60,7 @@ def sweep(
     methods: Sequence[str | Method] = ("surgeon",),
     seeds: Sequence[int] = (0,),
     save: bool = False,
+    timing: bool = True,
     limit: int | None = None,
     multiple_of: int | None = None,
     tokenizer: Any = None,
@@ -66,7 +73,7 @@ def sweep(
     text_columns: Sequence[str] | None = None,
     label_column: str | None = None,
     max_length: int | None = None,
-    length: float | None = None,
+    flops_length: float | None = None,
     batch_size: int | None = None,
     device: str = "auto",
     dtype: str | None = None,
@@ -83,8 +90,9 @@ def sweep(
     methods     names, or configured methods (two of one name are one)
     seeds       each draws its own sample
     save        keep the pruned models under out/models
+    timing      time every model beside the dense one
     limit       score on the first `limit` rows only
-    batch_size  of scoring; what suits the device, unless given
+    batch_size  examples at a time when scoring; by default what suits the device
     force       forget the sweep in `out` and start afresh
 
     All others are those of `shearling.prune`.
@@ -100,12 +108,13 @@ def sweep(
     )
     source = Source(
         model, data, task, text_columns, label_column, max_length, batch_size, samples, grid.seeds[0], device, dtype,
-        trust_remote_code, length, metric, index, pooling, tokenizer, prefix,
+        trust_remote_code, flops_length, metric, index, pooling, tokenizer, prefix,
     )  # fmt: skip
-    with watching(progress) as watcher:
+    with watching(progress, STAGES) as watcher:
         return sweep_source(
-            source, grid, Path(out), evaluation=eval, limit=limit, save=save, force=force, watcher=watcher
-        )
+            source, grid, Path(out), evaluation=eval, limit=limit, save=save, timing=timing, force=force,
+            watcher=watcher,
+        )  # fmt: skip
 
 
 def sweep_source(
@@ -116,6 +125,7 @@ def sweep_source(
     evaluation: Any = None,
     limit: int | None = None,
     save: bool = False,
+    timing: bool = True,
     force: bool = False,
     watcher: Watcher | None = None,
 ) -> dict[str, Any]:
@@ -127,24 +137,30 @@ def sweep_source(
         "batch_size": source.examples_per_batch,
         **versions(),
     }
-    if store.facts["dense"] is None:
-        score = take(exam, loaded.model, watcher)
+    done = store.done(saved=save)
+    dense = take(exam, loaded.model, watcher) if any(point not in done for point in grid.points()) else None
+    if store.facts["dense"] is None and dense is not None:
         structure = structure_of(loaded.model)
         store.keep_dense({
-            **score.to_json(), "seconds": score.seconds, "layers": structure.sizes,
+            **dense.to_json(), "seconds": dense.seconds, "layers": structure.sizes,
             "architecture": type(loaded.model).__name__, "megabytes": megabytes(loaded.model),
             **({} if grid.times is None else {"layer_time": grid.times.layer_shares(structure)}),
         })  # fmt: skip
     skipped = []
     plan_of = partial(_plan, source, loaded, watcher)
-    for outcome in outcomes(plan_of, exam, grid, done=store.done(saved=save), watcher=watcher):
-        if outcome.pruned is None:
+    for outcome in outcomes(plan_of, exam, grid, done=done, watcher=watcher):
+        pruned = outcome.pruned
+        if pruned is None:
             skipped.append({"method": outcome.method, "constraint": dict(outcome.constraint), "why": outcome.problem})
             continue
+        if dense is not None and outcome.score is not None:
+            pruned = replace(pruned, flipped=changes(exam, dense, outcome.score))
+            pruned = timed(pruned, loaded.model) if timing else pruned
+            outcome = replace(outcome, pruned=pruned)
         store.add(outcome)
         if save:
             place = out / MODELS / name_of(outcome)
-            keep(outcome.pruned, source, loaded, place, force=True)
+            keep(pruned, source, loaded, place, force=True)
             store.add(outcome, saved=place)
     return _finish(store, skipped, source)
 
@@ -198,8 +214,19 @@ def _finish(store: Store, skipped: list[dict[str, Any]], source: Source) -> dict
         title = f"{Path(source.name).name}: {dense['task']}"
         curve = curve_chart(store.results, dense=dense, title=title)
         write_all({out / CURVE: curve, out / PAGE: sweep_page(store.results, store.facts, title=title)})
+        on_first(lambda: _draw_curves(store, title))
         files |= {"curve": str(out / CURVE), "report": str(out / PAGE)}
     return {"out": str(out), "dense": dense, "results": store.results, "skipped": skipped, "files": files}
+
+
+def _draw_curves(store: Store, title: str) -> None:
+    """The curve on the card of every saved model, which is marked in it."""
+    from shearling.report.points import curve_chart
+
+    for row in store.results:
+        place = store.folder / row.get("model", "")
+        if "model" in row and (place / RECORD).is_file():
+            add_curve(place, curve_chart(store.results, dense=store.facts["dense"], title=title, this=row))
 
 
 def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[str, Any]:
@@ -222,13 +249,6 @@ def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[
         "table": None if grid.table is None else hashlib.sha256(Path(grid.table).read_bytes()).hexdigest(),
         "methods": {name: asdict(method) for name, method in grid.methods.items()},  # type: ignore[call-overload]
     }
-
-
-def data_name(source: Source) -> str:
-    """What the settings of a sweep call its data: the file, or what kind of thing was given."""
-    if source.data is None:
-        return "Hub"
-    return str(source.data) if isinstance(source.data, (str, os.PathLike)) else type(source.data).__name__
 
 
 def describe_sweep(record: dict[str, Any]) -> str:

@@ -97,6 +97,7 @@ def record_of(outcome: Outcome, dense: float) -> dict[str, Any]:
     report = pruned.report.to_json()
     reached = {"flops": report["flops"]["ratio"], "params": report["params"]["ratio"]}
     latency = report.get("latency")
+    timing = latency or report.get("timing")
     return {
         "method": outcome.method,
         **{kind: outcome.constraint.get(kind, reached.get(kind)) for kind in KINDS if kind != "latency" or latency},
@@ -113,8 +114,10 @@ def record_of(outcome: Outcome, dense: float) -> dict[str, Any]:
         "layers": report["layers"],
         "megabytes": megabytes(pruned.model),
         "notes": notes_of(report),
+        **({"agreement": report["agreement"]} if "agreement" in report else {}),
+        **({"flipped": pruned.flipped} if pruned.flipped else {}),
         **({"em": round(score.em, 4)} if score.em is not None else {}),
-        **({"timing": latency} if latency else {}),
+        **({"timing": timing} if timing else {}),
     }
 
 

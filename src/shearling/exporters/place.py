@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shearling.checkpoint.companions import copy_companions
 from shearling.errors import OutputError
-from shearling.export.table import Format
+from shearling.exporters.table import Format
 from shearling.files import EXPORT, check_file, check_writable, whole_directory, whole_files
 
 if TYPE_CHECKING:

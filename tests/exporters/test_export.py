@@ -14,10 +14,10 @@ from folders import rows_file
 from shearling.checkpoint.pretrained import load_model, load_tokenizer
 from shearling.cli import run as command
 from shearling.errors import CheckFailed, InputError, ModelError, OutputError
-from shearling.export.check import TOLERANCE, check
-from shearling.export.graph import reference
-from shearling.export.inputs import inputs_from_tokenizer
-from shearling.export.table import FORMATS, check_suits
+from shearling.exporters.check import TOLERANCE, check
+from shearling.exporters.graph import reference
+from shearling.exporters.inputs import inputs_from_tokenizer
+from shearling.exporters.table import FORMATS, check_suits
 from shearling.workflows.export import example_inputs, export_model
 from tiny import batches_of, inputs_of, model_of
 
@@ -79,7 +79,7 @@ def test_the_record_and_the_card_name_the_file(pruned: Path, onnx_file: tuple[Pa
 def test_quantisation_shrinks_the_file_and_stays_close(
     pruned: Path, onnx_file: tuple[Path, dict[str, Any]], tmp_path: Path, way: str
 ) -> None:
-    from shearling.export.onnx import open_runner, quantise_dynamic, quantise_static
+    from shearling.exporters.onnx import open_runner, quantise_dynamic, quantise_static
 
     if way == "dynamic":
         quantise_dynamic(onnx_file[0], tmp_path / "int8.onnx")

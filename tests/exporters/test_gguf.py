@@ -13,11 +13,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from shearling.errors import ModelError
-from shearling.export import gguf as kind
-from shearling.export.check import TOLERANCE
-from shearling.export.formats import Job
-from shearling.export.gguf_run import LlamaCpp, Reading, has_llama_cpp
-from shearling.export.gguf_tokenizer import pre_tokenizer
+from shearling.exporters import gguf as kind
+from shearling.exporters.check import TOLERANCE
+from shearling.exporters.formats import Job
+from shearling.exporters.gguf_run import LlamaCpp, Reading, has_llama_cpp
+from shearling.exporters.gguf_tokenizer import pre_tokenizer
 from shearling.models.shrink import shrink
 from shearling.models.structure import structure_of
 

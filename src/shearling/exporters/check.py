@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shearling.errors import CheckFailed
-from shearling.export.inputs import Inputs
+from shearling.exporters.inputs import Inputs
 
 Outputs = dict[str, NDArray[Any]]
 Runner = Callable[[Inputs], Outputs]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shearling.errors import InputError, ModelError
-from shearling.export import ctranslate2, exported, gguf, gguf_run, onnx, openvino
-from shearling.export.check import Runner
-from shearling.export.formats import Job
+from shearling.exporters import ctranslate2, exported, gguf, gguf_run, onnx, openvino
+from shearling.exporters.check import Runner
+from shearling.exporters.formats import Job
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -11,10 +11,10 @@ import numpy as np
 
 from shearling.engine.silence import quiet_transformers
 from shearling.errors import ModelError
-from shearling.export.check import Outputs, Runner
-from shearling.export.formats import Job
-from shearling.export.graph import hushed
-from shearling.export.inputs import Inputs
+from shearling.exporters.check import Outputs, Runner
+from shearling.exporters.formats import Job
+from shearling.exporters.graph import hushed
+from shearling.exporters.inputs import Inputs
 from shearling.models.structure import structure_of
 
 if TYPE_CHECKING:

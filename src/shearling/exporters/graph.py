@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shearling.engine.hooks import frozen
 from shearling.errors import ModelError
-from shearling.export.inputs import Inputs
+from shearling.exporters.inputs import Inputs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

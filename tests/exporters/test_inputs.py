@@ -5,8 +5,8 @@ import torch
 
 from data.tiny import bert_tokenizer
 from families import tiny_model
-from shearling.export.graph import axes, reference
-from shearling.export.inputs import inputs_from_tokenizer
+from shearling.exporters.graph import axes, reference
+from shearling.exporters.inputs import inputs_from_tokenizer
 from tiny import model_of
 
 

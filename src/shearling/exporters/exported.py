@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from shearling.export.check import Outputs, Runner
-from shearling.export.formats import Job
-from shearling.export.graph import capture, hushed
-from shearling.export.inputs import Inputs
+from shearling.exporters.check import Outputs, Runner
+from shearling.exporters.formats import Job
+from shearling.exporters.graph import capture, hushed
+from shearling.exporters.inputs import Inputs
 
 
 def runtime() -> str:

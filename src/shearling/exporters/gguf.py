@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shearling.errors import ModelError
-from shearling.export.formats import Job
-from shearling.export.gguf_tokenizer import add_tokenizer
+from shearling.exporters.formats import Job
+from shearling.exporters.gguf_tokenizer import add_tokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

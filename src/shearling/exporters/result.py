@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shearling.export.check import Difference
+from shearling.exporters.check import Difference
 from shearling.latency.timing import Times
 
 STEPS = ("dense", "model", "exported")
@@ -61,6 +61,9 @@ class Exported:
             "evaluation": self.scores,
             "notes": self.notes,
         }
+
+    def __str__(self) -> str:
+        return describe(self)
 
     def entry(self, folder: Path) -> dict[str, Any]:
         """What the record of a checkpoint keeps of it."""

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from shearling.errors import ModelError
-from shearling.export.check import Outputs, Runner
-from shearling.export.formats import Job
-from shearling.export.graph import axes, capture, hushed
-from shearling.export.inputs import Inputs
+from shearling.exporters.check import Outputs, Runner
+from shearling.exporters.formats import Job
+from shearling.exporters.graph import axes, capture, hushed
+from shearling.exporters.inputs import Inputs
 
 
 def runtime() -> str:

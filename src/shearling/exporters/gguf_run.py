@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shearling.export.check import Outputs, Runner
-from shearling.export.inputs import Inputs
+from shearling.exporters.check import Outputs, Runner
+from shearling.exporters.inputs import Inputs
 
 BINDING = "llama-cpp-cffi"  # llama.cpp, built, as a package; imported as `llama`
 CONTEXT = 2048  # tokens

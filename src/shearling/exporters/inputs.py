@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,14 +32,14 @@ TEXTS = (
 
 def inputs_from_rows(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Any, task: Any, *, samples: int = EXAMPLES,
-    seed: int = 0,
+    seed: int = 0, text_columns: Sequence[str] | None = None,
 ) -> list[Inputs]:  # fmt: skip
     """Batches of real examples; the first has several, the last is a single example."""
     from shearling.data import encode
 
     batches = encode(
         rows, tokenizer, task, model_config=model.config, batch_size=16, samples=samples, labels="ignore",
-        seed=seed,
+        seed=seed, text_columns=text_columns,
     )  # fmt: skip
     return _tried(model, [dict(batch) for batch in batches])
 

@@ -6,11 +6,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from shearling.export import onnx
-from shearling.export.check import Outputs, Runner
-from shearling.export.formats import Job
-from shearling.export.graph import hushed
-from shearling.export.inputs import Inputs
+from shearling.exporters import onnx
+from shearling.exporters.check import Outputs, Runner
+from shearling.exporters.formats import Job
+from shearling.exporters.graph import hushed
+from shearling.exporters.inputs import Inputs
 
 
 def runtime() -> str:

@@ -185,7 +185,7 @@ CONFIG = Schema("configuration", mapping(ANYTHING), CheckpointError, "It was cha
 PRUNED_CONFIG = Schema(
     "configuration",
     record(
-        {"shearling": record({"version": COUNT, "edits": _EDITS})},
+        {"shearling": record({"version": COUNT, "edits": _EDITS, "auto_map?": mapping(TEXT)})},
         also=lambda value: _sizes({name: one for name, one in value.items() if name != "shearling"}),
     ),
     CheckpointError,

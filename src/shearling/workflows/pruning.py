@@ -19,7 +19,7 @@ from shearling.checkpoint.sentence import companions
 from shearling.engine.distributed import on_first
 from shearling.engine.hooks import device_of, frozen
 from shearling.engine.progress import Watcher
-from shearling.errors import InputError, ModelError
+from shearling.errors import InputError
 from shearling.evaluation.exam import Evaluation, Exam
 from shearling.files import RECORD, check_writable
 from shearling.integrations.sentence_transformers import give_back
@@ -68,7 +68,7 @@ def prune_source(
     if limit is not None and not scored:
         raise InputError("--limit is of use with --eval only: it is how many rows to score on.")
     loaded = read_source(source, labels=labels_for(method), scored=scored, watcher=watcher)
-    check_loaded(loaded, target, written=out is not None)
+    check_loaded(loaded, target)
     exam = exam_of(source, loaded, evaluation, limit=limit) if scored else None
     if drop is not None and exam is not None:
         pruned = drop.meet(measured(source, loaded, method, watcher), target, exam, watcher)
@@ -98,15 +98,9 @@ def prune_source(
     return pruned
 
 
-def check_loaded(loaded: Loaded, target: Target | None = None, *, written: bool = False) -> None:
-    """Complain about a model that could not be saved, or a latency table of another model, before measuring."""
-    if written and is_remote(loaded.model):
-        raise ModelError(
-            f"{type(loaded.model).__name__} is a class that came with the model, and a pruned copy of it could not be "
-            "loaded from a directory. Prune it from Python, where the result can be used at once: "
-            "shearling.prune(model, data, flops=0.5).model."
-        )
-    if target is not None and target.table is not None:
+def check_loaded(loaded: Loaded, target: Target) -> None:
+    """Complain about a latency table of another model before measuring."""
+    if target.table is not None:
         checked_table(target.table, target.latency, structure_of(loaded.model))
 
 

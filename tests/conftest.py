@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+CODE = tempfile.TemporaryDirectory()  # where transformers puts the code that comes with models: nothing of ours stays
+os.environ["HF_MODULES_CACHE"] = CODE.name
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from folders import batches, rows_file
 from shearling.checkpoint.pretrained import load_model
 from shearling.cli import run
 from shearling.errors import CheckpointError
+from warm import python
 
 AUTO = "AutoModelForSequenceClassification"
 NAME = "HouseForSequenceClassification"
@@ -52,6 +51,7 @@ CONFIGS = {
 TOKENIZER = "from transformers import BertTokenizer\n\n\nclass HouseTokenizer(BertTokenizer):\n    pass\n"
 ALONE = """
 import sys
+assert "shearling" not in sys.modules
 sys.modules["shearling"] = None  # it cannot be imported
 import torch, transformers
 for folder in sys.argv[2:]:
@@ -118,8 +118,7 @@ def test_it_loads_and_is_saved_again(cut: Path, tmp_path: Path) -> None:
 def test_it_loads_where_shearling_is_not_installed(cuts: dict[str, Path], tmp_path: Path) -> None:
     """And is saved again there; without trust it does not load at all. One process for both kinds."""
     torch.save(inputs(), tmp_path / "batch.pt")
-    command = [sys.executable, "-c", ALONE, str(tmp_path / "batch.pt"), *map(str, cuts.values())]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = python(ALONE, str(tmp_path / "batch.pt"), *map(str, cuts.values()))
     assert done.returncode == 0, done.stderr
     for folder in cuts.values():
         expected = logits(shearling.load(folder, trust_remote_code=True))

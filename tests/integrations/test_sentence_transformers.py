@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from shearling.integrations.sentence_transformers import (
     with_transformer,
 )
 from shearling.models.pooling import pooling_of
+from warm import python
 
 library: Any = pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
 
@@ -149,12 +148,13 @@ def test_a_cross_encoder(tmp_path: Path) -> None:
 def alone(folder: Path, kind: str, verb: str, texts: Any) -> list[float]:
     """The outputs of a process that has no shearling, with trust_remote_code."""
     code = (
-        "import sys, json; sys.modules['shearling'] = None\n"
+        "import sys, json; assert 'shearling' not in sys.modules; sys.modules['shearling'] = None\n"
         f"from sentence_transformers import {kind}\n"
         f"model = {kind}({str(folder)!r}, device='cpu', trust_remote_code=True)\n"
         f"print(json.dumps(model.{verb}({texts!r}).ravel().tolist()))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(code)
+    assert done.returncode == 0, done.stderr
     found: list[float] = json.loads(done.stdout.splitlines()[-1])
     return found
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from shearling import schema
 from shearling.checkpoint.load import check_files, check_index, check_weights, class_named, own_class
 from shearling.checkpoint.sentence import attach_pooling, is_embedder, transformer_in
 from shearling.engine.precision import DTYPES
@@ -74,6 +75,8 @@ def load_config(name: str, *, trust_remote_code: bool = False) -> Any:
     path = Path(_transformer_of(name))
     if path.exists() and not (path / "config.json").is_file():
         raise ModelError(f"{name} has no config.json: it is not a model directory.")
+    if path.exists():
+        schema.DENSE_CONFIG.read(path / "config.json")
     with _told(f"Cannot load the model '{name}'", local=path.exists()):
         config = AutoConfig.from_pretrained(_transformer_of(name), trust_remote_code=trust_remote_code)
     if is_embedder(name):

@@ -182,6 +182,7 @@ def _sizes(value: Any, name: str = "") -> str | None:
 
 
 CONFIG = Schema("configuration", mapping(ANYTHING), CheckpointError, "It was changed.")
+DENSE_CONFIG = Schema("configuration", record({}, also=_sizes), ModelError, "Save the model again.")
 PRUNED_CONFIG = Schema(
     "configuration",
     record(

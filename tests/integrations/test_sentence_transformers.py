@@ -15,10 +15,9 @@ import shearling
 from data.tiny import bert_config, bert_tokenizer, build
 from shearling.checkpoint.pretrained import load_model
 from shearling.checkpoint.sentence import read_pooling
-from shearling.data.batches import make_batches
+from shearling.data.batches import Batches
 from shearling.evaluation.exam import predict
 from shearling.integrations.sentence_transformers import (
-    examples_of,
     is_sentence_model,
     pooling_from,
     save,
@@ -61,17 +60,24 @@ def embedder(folder: Path, mode: Any = "mean", *, dense: bool = False, normalize
     return model
 
 
+def read_by(model: Any, texts: Any) -> Batches:
+    """The texts as the model itself reads them, with its default prompt."""
+    prompt = (getattr(model, "prompts", None) or {}).get(getattr(model, "default_prompt_name", None))
+    parts = [texts[start : start + 16] for start in range(0, len(texts), 16)]
+    read = [model.preprocess(part, prompt=prompt) for part in parts]
+    tensors = [{name: value for name, value in one.items() if isinstance(value, torch.Tensor)} for one in read]
+    return Batches(tensors, np.arange(len(texts)))
+
+
 def pruned_of(model: Any, texts: Any) -> Any:
-    batches = make_batches(examples_of(model, texts), pad_id=0, batch_size=16)
-    return shearling.prune(transformer_of(model), batches, flops=0.5)
+    return shearling.prune(transformer_of(model), read_by(model, texts), flops=0.5)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("dense", [False, True])
 def test_our_embeddings_are_those_of_encode(mode: Any, dense: bool, tmp_path: Path) -> None:
     model = embedder(tmp_path, mode, dense=dense)
-    batches = make_batches(examples_of(model, TEXTS), pad_id=0, batch_size=16)
-    ours = predict(transformer_of(model), batches, device="cpu")
+    ours = predict(transformer_of(model), read_by(model, TEXTS), device="cpu")
     torch.testing.assert_close(ours, model.encode(TEXTS, convert_to_tensor=True), rtol=1e-4, atol=1e-5)
 
 
@@ -88,19 +94,12 @@ def test_the_pooling_is_read_from_the_files(mode: Any, tmp_path: Path) -> None:
         torch.testing.assert_close(ours.weight, theirs.weight)
         assert ours.activation == theirs.activation == "Tanh"
     loaded = load_model(str(tmp_path / "out"), device="cpu")
-    batches = make_batches(examples_of(model, TEXTS), pad_id=0, batch_size=16)
     torch.testing.assert_close(
-        predict(loaded, batches, device="cpu"), model.encode(TEXTS, convert_to_tensor=True), rtol=1e-4, atol=1e-5
+        predict(loaded, read_by(model, TEXTS), device="cpu"),
+        model.encode(TEXTS, convert_to_tensor=True),
+        rtol=1e-4,
+        atol=1e-5,
     )
-
-
-def test_examples_have_the_prompt_and_the_length_of_the_model(tmp_path: Path) -> None:
-    model = embedder(tmp_path)
-    tokenizer = bert_tokenizer()
-    examples = examples_of(model, ["good", "bad " * 30])
-    assert examples.tokens["input_ids"][0] == tokenizer("the good")["input_ids"]
-    assert len(examples.tokens["input_ids"][1]) == 8
-    assert examples_of(model, ["good"], prompt="").tokens["input_ids"][0] == tokenizer("good")["input_ids"]
 
 
 def test_prune_save_and_load(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from shearling.checkpoint.save import write_checkpoint
 from shearling.checkpoint.sentence import modes_of
-from shearling.data.batches import Tokenized
 from shearling.engine.silence import quiet_transformers
 from shearling.errors import ModelError
 from shearling.files import whole_directory
@@ -27,8 +26,6 @@ from shearling.pipeline import Plan, Pruned
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_TOKENIZED = 256  # texts at a time
 
 
 def is_sentence_model(value: Any) -> bool:
@@ -86,26 +83,6 @@ def _projection(module: Any) -> Projection:
         raise ModelError(f"The model has a Dense module with {activation} (or a residual), which shearling cannot run.")
     bias = None if linear.bias is None else linear.bias.detach().cpu()
     return Projection(linear.weight.detach().cpu(), bias, activation)
-
-
-def examples_of(model: Any, texts: Sequence[Any], *, prompt: str | None = None) -> Tokenized:
-    """Texts, or pairs of texts for a CrossEncoder, as the model itself would read them: tokenizer, prompt, length.
-
-    prompt  what is put before each text; the model's default prompt unless given
-    """
-    if prompt is None:
-        name = getattr(model, "default_prompt_name", None)
-        prompt = (getattr(model, "prompts", None) or {}).get(name) if name else None
-    tokens: dict[str, list[list[int]]] = {}
-    for start in range(0, len(texts), _TOKENIZED):
-        part = [tuple(text) if isinstance(text, (list, tuple)) else text for text in texts[start : start + _TOKENIZED]]
-        read = model.preprocess(part, prompt=prompt) if hasattr(model, "preprocess") else model.tokenize(part)
-        real = read["attention_mask"].bool()
-        for key, values in read.items():
-            if isinstance(values, Tensor) and values.shape == real.shape:
-                rows = zip(values, real, strict=True)
-                tokens.setdefault(key, []).extend(row[kept].tolist() for row, kept in rows)
-    return Tokenized(tokens)
 
 
 def with_transformer(model: Any, transformer: PreTrainedModel) -> Any:

@@ -36,6 +36,8 @@ class Started:
 def start(code: str, *arguments: str, **environment: str) -> Started:
     """Begin to run the code, with `sys.argv` and the environment as given."""
     files = tempfile.TemporaryDirectory()
+    for name in ("out", "err"):
+        (Path(files.name) / name).touch()
     process = SERVER.Process(target=_run, args=(code, arguments, dict(os.environ) | environment, files.name))
     process.start()
     return Started(process, files)
@@ -50,7 +52,7 @@ def _run(code: str, arguments: tuple[str, ...], environment: dict[str, str], fol
     os.environ.clear()
     os.environ.update(environment)
     for number, name in ((1, "out"), (2, "err")):
-        os.dup2(os.open(Path(folder) / name, os.O_WRONLY | os.O_CREAT), number)
+        os.dup2(os.open(Path(folder) / name, os.O_WRONLY), number)
     sys.argv = ["-c", *arguments]
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     exec(compile(code, "<code>", "exec"), {"__name__": "__main__"})

@@ -95,7 +95,7 @@ class Rounds:
         self.out = {name: folder / name for name in ("small", "sweep", "table.json", "program.pt2", "again", "scored")}
         common = ["--data", str(self.rows), "--task", "classification", "--device", "cpu", "--quiet"]
         points = ["--eval", str(self.rows), "--flops", "0.8,0.6,0.4", "--save"]
-        timing = ["--batch-size", "2", "--seq-len", "8", "--budget", "0.3", "--device", "cpu", "--quiet", "--force"]
+        timing = ["--batch-size", "2", "--seq-len", "8", "--budget", "1", "--device", "cpu", "--quiet", "--force"]
         self.commands = {
             "prune": ["prune", self.model, *common, "--flops", "0.5", "--out", self.out["small"], "--force"],
             "sweep": ["sweep", self.model, *common, *points, "--out", self.out["sweep"]],

@@ -138,7 +138,7 @@ class Rounds:
                 raise SystemExit(f"the sweep tells of {row['model']}, which is not there")
 
     def whole(self, kind: str) -> float:
-        """How long the command takes when nobody disturbs it."""
+        """How long the command takes, in a process of its own, when nobody disturbs it."""
         start = time.perf_counter()
         _, status = os.waitpid(forked(lambda: self.work(kind), self.log), 0)
         if os.waitstatus_to_exitcode(status) != 0:
@@ -201,6 +201,7 @@ def main() -> None:
         rounds = Rounds(Path(folder), options.seed)
         seen = {}
         for kind in options.only.split(",") if options.only else rounds.commands:
+            rounds.work(kind)  # here: what it imports is imported once, not in every round
             rounds.lasting[kind] = rounds.whole(kind)
             for _ in range(options.interrupts):
                 rounds.interrupt(kind)

@@ -1,18 +1,33 @@
 from __future__ import annotations
 
 import os
+import random
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+CODE = tempfile.TemporaryDirectory()  # where transformers puts the code that comes with models: nothing of ours stays
+os.environ["HF_MODULES_CACHE"] = CODE.name
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, help="another order of files, and of the tests in each, drawn by this seed")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (seed := config.getoption("--shuffle")) is not None:
+        draw = random.Random(seed)
+        places = {path: draw.random() for path in dict.fromkeys(item.path for item in items)}
+        items.sort(key=lambda item: (places[item.path], draw.random()))
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     """Tiny products are slower on two threads than on one, and xdist brings its own processes."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ.get("SHEARLING_TEST_THREADS", "1")))
 
 
 @pytest.fixture(scope="session")

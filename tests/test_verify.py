@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import shearling
+from shearling import verify
 from shearling.costs import flops_limit
 from shearling.errors import CheckFailed
 from shearling.models.shrink import shrink
@@ -73,3 +76,49 @@ def test_the_report_holds_the_difference() -> None:
     pruned = shearling.prune(model_of("bert"), batches_of(), flops=0.5)
     assert pruned.report.check is not None
     assert 0 <= pruned.report.check < 1e-3
+
+
+def renamed(monkeypatch: pytest.MonkeyPatch, **names: str) -> None:
+    """Models give their outputs under other names, and those that are not named not at all."""
+    stock = verify.run
+
+    def run(*args: Any) -> dict[str, Any]:
+        outputs = stock(*args)
+        return {new: outputs[old].argmax(-1) if new == "choice" else outputs[old] for old, new in names.items()}
+
+    monkeypatch.setattr(verify, "run", run)
+
+
+def test_outputs_of_any_name_are_compared(pair: tuple[Structure, Structure], monkeypatch: pytest.MonkeyPatch) -> None:
+    renamed(monkeypatch, logits="house")
+    assert self_check(*pair, KEPT, sample_of(batches_of(1)), []) < 1e-4
+    with torch.no_grad():
+        pair[1].model.classifier.bias += 1
+    with pytest.raises(CheckFailed, match="differ"):
+        self_check(*pair, KEPT, sample_of(batches_of(1)), [])
+
+
+def test_nothing_to_compare_is_no_pass(pair: tuple[Structure, Structure], monkeypatch: pytest.MonkeyPatch) -> None:
+    renamed(monkeypatch, logits="choice")
+    with pytest.raises(CheckFailed, match="no tensor of numbers"):
+        self_check(*pair, KEPT, sample_of(batches_of(1)), [])
+
+
+def test_tf32_of_the_user_is_off_meanwhile(pair: tuple[Structure, Structure], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would differ by more than the tolerance."""
+    stock, seen = verify.run, []
+
+    def run(*args: Any) -> Any:
+        seen.append(torch.get_float32_matmul_precision())
+        return stock(*args)
+
+    monkeypatch.setattr(verify, "run", run)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        self_check(*pair, KEPT, sample_of(batches_of(1)), [])
+        check_cut(*pair, KEPT, sample_of(batches_of(1)))
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert set(seen) == {"highest"}

@@ -83,6 +83,53 @@ def needs(package: str) -> None:
         pytest.skip(f"{package} is not installed: pip install {package}")
 
 
+def shapes_of(model: Any) -> dict[str, tuple[int, ...]]:
+    """Of every parameter, tied ones under each of their names: they are not tied yet while weights are loaded."""
+    return {name: tuple(value.shape) for name, value in model.named_parameters(remove_duplicate=False)}
+
+
+@pytest.fixture
+def rounding(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A quantiser of our own, which needs no package: it notes the shapes it is given, and rounds every weight."""
+    from transformers.quantizers import auto
+    from transformers.quantizers.base import HfQuantizer
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    class Config(QuantizationConfigMixin):
+        def __init__(self, **options: Any) -> None:
+            self.quant_method = "rounding"
+
+    class Quantizer(HfQuantizer):
+        is_serializable = is_trainable = True
+
+        def _process_model_before_weight_loading(self, model: Any, **options: Any) -> None:
+            shapes.update(shapes_of(model))
+
+        def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
+            with torch.no_grad():
+                for value in model.parameters():
+                    value.copy_(value.mul(1024).round().div(1024))
+            return model
+
+    monkeypatch.setitem(auto.AUTO_QUANTIZATION_CONFIG_MAPPING, "rounding", Config)
+    monkeypatch.setitem(auto.AUTO_QUANTIZER_MAPPING, "rounding", Quantizer)
+    return Config(), shapes
+
+
+def test_any_quantiser_meets_a_model_of_the_right_shape(rounding: Any, saved: tuple[Path, torch.Tensor]) -> None:
+    config, shapes = rounding
+    folder, expected = saved
+    auto = getattr(transformers, transformers.AutoConfig.from_pretrained(folder).architectures[0])
+    model = auto.from_pretrained(folder, quantization_config=config)
+    assert model.is_quantized
+    assert shapes == shapes_of(auto.from_pretrained(folder))
+    got = outputs(model)
+    assert not torch.equal(got, expected)
+    assert float((got - expected).abs().max() / expected.abs().max()) <= 0.2
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_it_is_quantised_saved_and_loaded_again(case: str, saved: tuple[Path, torch.Tensor], tmp_path: Path) -> None:
     package, make, most = CASES[case]

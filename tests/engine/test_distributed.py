@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +12,7 @@ import shearling
 from shearling.engine import distributed
 from shearling.engine.distributed import add_up, agree, dealt, fail_together, gathered, on_first, rank_and_world
 from tiny import batches_of, model_of
+from warm import start
 
 WORKER = """
 import os
@@ -126,22 +124,12 @@ def free_port() -> int:
 
 def run_two(folder: Path, script: str = WORKER) -> None:
     """Two processes, started as `torchrun` would."""
-    port = str(free_port())
-    paths = os.pathsep.join(str(p) for p in (Path(shearling.__file__).parents[1], Path(__file__).parents[1]))
-    workers = []
-    for rank in range(2):
-        setting = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1"}
-        environment = {**os.environ, **setting, "MASTER_PORT": port, "PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": "lo"}
-        command = [sys.executable, "-c", script, str(folder)]
-        workers.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-    try:
-        for worker in workers:
-            _, errors = worker.communicate(timeout=500)
-            assert worker.returncode == 0, errors[-3000:]
-    finally:
-        for worker in workers:
-            if worker.poll() is None:
-                worker.kill()
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "GLOO_SOCKET_IFNAME": "lo"}
+    workers = [
+        start(script, str(folder), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", **place) for rank in range(2)
+    ]
+    for done in [worker.end() for worker in workers]:
+        assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_two_processes_equal_one(tmp_path: Path) -> None:

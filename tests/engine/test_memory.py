@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from shearling.engine import memory
 from shearling.engine.memory import BACKWARD_TOKENS, cut_batches, with_smaller_batches
 from shearling.errors import DataError, ShearlingError
 from shearling.sample.batch import Batch
@@ -65,3 +66,11 @@ def test_a_process_among_others_does_not_start_over_alone() -> None:
 
     with pytest.raises(ShearlingError, match=r"batches of \d+.*max_length"):
         with_smaller_batches(stage, sample_of(batches_of(2, 8)), CPU, backward=True, alone=False)
+
+
+def test_memory_that_the_allocator_holds_unused_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a training in the same process, the driver knows of nothing that is free."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (10, 100))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 80)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 30)
+    assert memory.free_bytes(torch.device("cuda")) == 60

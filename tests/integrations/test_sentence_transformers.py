@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import shearling
 from data.tiny import bert_config, bert_tokenizer, build
 from shearling.checkpoint.pretrained import load_model
 from shearling.checkpoint.sentence import read_pooling
-from shearling.data.batches import Batches, Tokenized, make_batches
+from shearling.data.batches import Batches
 from shearling.evaluation.exam import predict
 from shearling.integrations.sentence_transformers import (
     give_back,
@@ -26,6 +24,7 @@ from shearling.integrations.sentence_transformers import (
     transformer_of,
 )
 from shearling.models.pooling import pooling_of
+from warm import python
 
 library: Any = pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
 
@@ -60,29 +59,24 @@ def embedder(folder: Path, mode: Any = "mean", *, dense: bool = False, normalize
     return model
 
 
-def batches_of(model: Any, texts: Any) -> Batches:
-    """Texts, or pairs of texts for a CrossEncoder, as the model itself reads them: tokenizer, prompt, length."""
+def read_by(model: Any, texts: Any) -> Batches:
+    """The texts as the model itself reads them, with its default prompt."""
     prompt = (getattr(model, "prompts", None) or {}).get(getattr(model, "default_prompt_name", None))
-    read = model.preprocess(list(texts), prompt=prompt) if hasattr(model, "preprocess") else model.tokenize(list(texts))
-    real = read["attention_mask"].bool()
-    tokens = {
-        name: [row[kept].tolist() for row, kept in zip(values, real, strict=True)]
-        for name, values in read.items()
-        if isinstance(values, torch.Tensor) and values.shape == real.shape
-    }
-    return make_batches(Tokenized(tokens), pad_id=0, batch_size=16)
+    parts = [texts[start : start + 16] for start in range(0, len(texts), 16)]
+    read = [model.preprocess(part, prompt=prompt) for part in parts]
+    tensors = [{name: value for name, value in one.items() if isinstance(value, torch.Tensor)} for one in read]
+    return Batches(tensors, np.arange(len(texts)))
 
 
 def pruned_of(model: Any, texts: Any) -> Any:
-    return shearling.prune(transformer_of(model), batches_of(model, texts), flops=0.5)
+    return shearling.prune(transformer_of(model), read_by(model, texts), flops=0.5)
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize("dense", [False, True])
 def test_our_embeddings_are_those_of_encode(mode: Any, dense: bool, tmp_path: Path) -> None:
     model = embedder(tmp_path, mode, dense=dense)
-    batches = batches_of(model, TEXTS)
-    ours = predict(transformer_of(model), batches, device="cpu")
+    ours = predict(transformer_of(model), read_by(model, TEXTS), device="cpu")
     torch.testing.assert_close(ours, model.encode(TEXTS, convert_to_tensor=True), rtol=1e-4, atol=1e-5)
 
 
@@ -99,9 +93,11 @@ def test_the_pooling_is_read_from_the_files(mode: Any, tmp_path: Path) -> None:
         torch.testing.assert_close(ours.weight, theirs.weight)
         assert ours.activation == theirs.activation == "Tanh"
     loaded = load_model(str(tmp_path / "out"), device="cpu")
-    batches = batches_of(model, TEXTS)
     torch.testing.assert_close(
-        predict(loaded, batches, device="cpu"), model.encode(TEXTS, convert_to_tensor=True), rtol=1e-4, atol=1e-5
+        predict(loaded, read_by(model, TEXTS), device="cpu"),
+        model.encode(TEXTS, convert_to_tensor=True),
+        rtol=1e-4,
+        atol=1e-5,
     )
 
 
@@ -152,12 +148,13 @@ def test_a_cross_encoder(tmp_path: Path) -> None:
 def alone(folder: Path, kind: str, verb: str, texts: Any) -> list[float]:
     """The outputs of a process that has no shearling, with trust_remote_code."""
     code = (
-        "import sys, json; sys.modules['shearling'] = None\n"
+        "import sys, json; assert 'shearling' not in sys.modules; sys.modules['shearling'] = None\n"
         f"from sentence_transformers import {kind}\n"
         f"model = {kind}({str(folder)!r}, device='cpu', trust_remote_code=True)\n"
         f"print(json.dumps(model.{verb}({texts!r}).ravel().tolist()))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = python(code)
+    assert done.returncode == 0, done.stderr
     found: list[float] = json.loads(done.stdout.splitlines()[-1])
     return found
 

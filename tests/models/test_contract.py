@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from shearling.paper.fisher import mask_gradients
 from shearling.sample.read import sample_of
 from shearling.surgeon.measure import measure
 from tiny import as_run
+from warm import python
 
 # Relatives run the modelling code of another family: with the slow checks, which CI runs too.
 every_family = pytest.mark.parametrize(
@@ -246,10 +245,10 @@ def test_prune_save_load(family: str, method: str, tmp_path: Path) -> None:
 NO_AUTO_CLASS = {"siglip_text_model", "siglip2_text_model"}  # transformers loads them by their own classes alone
 REMOTE = """
 import sys
-sys.path.insert(0, sys.argv[2])  # the transformers of the parent, which may have been laid over the environment
+assert "shearling" not in sys.modules
+sys.modules["shearling"] = None  # it cannot be imported
 import json, torch, transformers
 transformers.logging.set_verbosity_error()
-sys.modules["shearling"] = None  # were it there, it could not be imported
 lines = [json.loads(line) for line in open(sys.argv[1])]
 for folder, auto in lines[:1]:  # before the file in any checkpoint has made itself known
     try:
@@ -299,10 +298,8 @@ def test_every_family_loads_without_shearling(tmp_path: Path) -> None:
             expected[family] = runs(**batch, return_dict=True)
         lines.append(json.dumps([str(folder), auto]))
     (tmp_path / "list").write_text("\n".join(lines))
-    environment = {"HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / "modules"), "PATH": "/usr/bin:/bin"}
-    packages = str(Path(transformers.__file__).parents[1])
-    command = [sys.executable, "-I", "-c", REMOTE, str(tmp_path / "list"), packages]
-    subprocess.run(command, check=True, env=environment)
+    done = python(REMOTE, str(tmp_path / "list"))
+    assert done.returncode == 0, done.stderr
     refused = (tmp_path / "list.refused").read_text()
     assert "Run `import shearling` before loading it, or pass trust_remote_code=True" in refused
     for family, outputs in expected.items():

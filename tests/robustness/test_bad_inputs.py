@@ -121,8 +121,8 @@ MODELS: dict[str, Case] = {
     "a class that is no model": model(
         json_edit("config.json", lambda c: c.update(architectures=["AutoTokenizer"])), "AutoTokenizer"
     ),
-    "half a config": model(byte_edit(lambda b: b[:40], "config.json"), "Cannot load the model"),
-    "a config that is a list": model(byte_edit(lambda b: b"[]", "config.json"), "Cannot load the model"),
+    "half a config": model(byte_edit(lambda b: b[:40], "config.json"), "config.json is not a configuration"),
+    "a config that is a list": model(byte_edit(lambda b: b"[]", "config.json"), "config.json is not a configuration"),
     "negative layers": model(json_edit("config.json", lambda c: c.update(num_hidden_layers=-1)), "model"),
     "heads that do not divide": model(
         json_edit("config.json", lambda c: c.update(num_attention_heads=5)), "Cannot load the model"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -22,9 +21,11 @@ from shearling.checkpoint.pretrained import load_model
 from shearling.cli import run
 from shearling.files import whole_directory
 from tiny import batches_of, model_of
+from warm import python
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(shearling.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+SOURCES = str(Path(shearling.__file__).parents[1])
+ENVIRONMENT = {"PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +38,8 @@ def test_killed_and_interrupted_at_random_moments() -> None:
     """Two kills and a Ctrl-C of each; `scripts/kill_test.py` alone does 50 kills, and those of export, a slow one."""
     kinds = ["prune", "sweep", "profile", "retrain", "evaluate"]
     options = ["--rounds", "2", "--interrupts", "1", "--only", ",".join(kinds)]
-    command = [sys.executable, str(ROOT / "scripts" / "kill_test.py"), *options]
-    result = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT, timeout=500)
+    script = ROOT / "scripts" / "kill_test.py"
+    result = python(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')", *options)
     assert result.returncode == 0, result.stderr[-2000:]
     seen = json.loads(result.stdout.splitlines()[-1])
     assert list(seen) == kinds
@@ -168,11 +169,10 @@ main()
 """
 
 
-def launched(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Two processes, as users start them."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    environment = {**ENVIRONMENT, "GLOO_SOCKET_IFNAME": "lo"}
-    return subprocess.run([*launcher, *arguments], capture_output=True, text=True, env=environment, timeout=500)
+def launched(*arguments: str) -> CompletedProcess[str]:
+    """Two processes, started by torchrun's own program."""
+    launcher = "import runpy; runpy.run_module('torch.distributed.run', run_name='__main__')"
+    return python(launcher, "--standalone", "--nproc_per_node", "2", *arguments, **ENVIRONMENT)
 
 
 def test_torchrun_shares_the_work(dense: Path, tmp_path: Path) -> None:

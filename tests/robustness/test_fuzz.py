@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gzip
 import json
+import lzma
 import os
 import resource
 import shutil
@@ -125,11 +127,15 @@ def test_the_configuration(folder: Path) -> None:
     path = folder / "config.json"
     original = path.read_text()
 
+    with_code = json.loads(original)  # as of a model whose class comes with it
+    with_code["shearling"]["auto_map"] = {"AutoModelForSequenceClassification": "house.BertForSequenceClassification"}
+
     @tries(40)
-    @given(changed(json.loads(original)))
+    @given(st.one_of(changed(json.loads(original)), changed(with_code)))
     def one(config: Any) -> None:
         path.write_text(json.dumps(config))
         survives(lambda: shearling.load(folder))
+        survives(lambda: load_model(str(folder), device="cpu"))
 
     one()
     path.write_text(original)
@@ -227,6 +233,7 @@ def test_the_configuration_of_a_dense_model(dense: Path, tmp_path: Path) -> None
     def one(config: Any) -> None:
         (folder / "config.json").write_text(json.dumps(config))
         survives(lambda: check_prunable(str(folder)))
+        survives(lambda: load_model(str(folder), device="cpu"))
 
     one()
 
@@ -242,10 +249,11 @@ CSV = st.text(alphabet=st.sampled_from([*'text,label\n\r"\t ;a1', "\0", "é", "\
 @given(
     content=st.one_of(JSONL, CSV, st.binary(max_size=60)),
     suffix=st.sampled_from(["jsonl", "json", "csv", "tsv", "txt"]),
+    packed=st.sampled_from([None, None, "gz", "xz"]),
 )
-def test_rows(content: bytes, suffix: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.getbasetemp() / f"rows.{suffix}"
-    path.write_bytes(content)
+def test_rows(content: bytes, suffix: str, packed: str | None, tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.getbasetemp() / f"rows.{suffix}{'.' + packed if packed else ''}"
+    path.write_bytes({None: bytes, "gz": gzip.compress, "xz": lzma.compress}[packed](content))
     survives(lambda: encoded(read_rows(path)))
 
 
@@ -297,4 +305,7 @@ def test_sizes_that_would_take_for_ever(folder: Path, name: str) -> None:
     path.write_text(json.dumps(json.loads(original) | SIZES[name]))
     with pytest.raises(shearling.CheckpointError, match="more than"):
         shearling.load(folder)
+    (folder / "shearling.json").unlink()  # as a dense model
+    with pytest.raises(shearling.ModelError, match="more than"):
+        load_model(str(folder), device="cpu")
     path.write_text(original)

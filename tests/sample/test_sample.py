@@ -66,6 +66,15 @@ def test_the_batches_of_a_cut() -> None:
     assert {b.inputs["input_ids"].shape[1] for b in rounded} <= {9, 8, 4}  # never beyond the longest example
 
 
+def test_the_longest_of_several_kinds_come_first() -> None:
+    """Whether all hidden states fit is estimated from the first batch."""
+    short = {"input_ids": torch.ones(2, 3, dtype=torch.long)}
+    long = {"input_ids": torch.ones(2, 7, dtype=torch.long), "token_type_ids": torch.zeros(2, 7, dtype=torch.long)}
+    sample = sample_of([short, long])
+    assert len(sample.groups) == 2
+    assert [b.inputs["input_ids"].shape[1] for b in sample.cut(14)] == [7, 3]
+
+
 def test_labels_travel_with_their_examples() -> None:
     batches = batches_of(3, 4)
     sample = sample_of(batches)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Bert
 import shearling
 from bench import write_model, write_rows
 from data.tiny import bert_config, bert_tokenizer, build
+from warm import python
 
 
 @pytest.fixture(scope="module")
@@ -161,15 +160,16 @@ def test_watcher_still_works(place: Path, texts: list[str]) -> None:
 def test_batches_go_straight_through() -> None:
     """Nothing that reads texts is imported for batches."""
     code = """
-import sys, shearling
+import sys
+assert "shearling" not in sys.modules
+import shearling
 from tiny import batches_of, model_of
 shearling.prune(model_of("bert"), batches_of(), flops=0.5, progress=False)
 shearling.measure(model_of("bert"), batches_of(), progress=False)
 heavy = [name for name in sys.modules if name.startswith(("shearling.data", "shearling.evaluation", "rich"))]
 assert not heavy, heavy
 """
-    here = Path(__file__).parents[1]
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=here)
+    result = python(code)
     assert result.returncode == 0, result.stderr
 
 

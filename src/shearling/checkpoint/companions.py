@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -29,6 +30,8 @@ READERS = (
     "tokenizer.json", "tokenizer.model", "vocab*", "*.spm", "*.model", "spiece*", "sentencepiece*",
     "*preprocessor_config.json", "processor_config.json",
 )  # fmt: skip
+# Where `auto_map` may name a tokenizer or processor class that comes with the model.
+NAMING = ("config.json", "tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -88,3 +91,23 @@ def copy_companions(source: Path, folder: Path) -> None:
                 shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
             elif not (folder / path.name).exists():
                 shutil.copyfile(path, folder / path.name)
+    for path in _reader_code(source):
+        shutil.copyfile(path, folder / path.name)
+
+
+def _reader_code(source: Path) -> list[Path]:
+    """The Python files of a tokenizer or processor that comes with the model; a model class saves its own."""
+    from transformers.dynamic_module_utils import get_relative_import_files
+
+    found = []
+    for name in NAMING:
+        try:
+            named = json.loads((source / name).read_text(encoding="utf-8")).get("auto_map") or {}
+        except (OSError, ValueError, AttributeError):
+            continue
+        places = [place for auto, place in named.items() if not auto.startswith(("AutoModel", "AutoConfig"))]
+        for place in (one for some in places for one in (some if isinstance(some, list) else [some])):
+            file = str(place).rpartition("--")[2].partition(".")[0]
+            if file.isidentifier() and (source / f"{file}.py").is_file():
+                found += [source / f"{file}.py", *map(Path, get_relative_import_files(source / f"{file}.py"))]
+    return found

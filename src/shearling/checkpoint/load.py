@@ -22,7 +22,7 @@ def load(directory: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
     record, config = check_files(folder)
     kwargs |= {"output_loading_info": True, "use_safetensors": True}  # the other format is a pickle: never
     try:
-        model, info = _model_class(config, folder).from_pretrained(folder, **kwargs)
+        model, info = _model_class(config, folder, kwargs.get("trust_remote_code")).from_pretrained(folder, **kwargs)
         check_weights(model, info["missing_keys"], record, folder)
     except CheckpointError:
         raise
@@ -99,13 +99,29 @@ def check_index(folder: Path) -> None:
         schema.INDEX.read(index)
 
 
-def _model_class(config: dict[str, Any], folder: Path) -> Any:
+def _model_class(config: dict[str, Any], folder: Path, trusted: Any) -> Any:
+    import transformers
+
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
+    if own := own_class(name, config["shearling"].get("auto_map")):
+        if not trusted:
+            raise CheckpointError(
+                f"{folder} is a {name}, a class that comes with the model; load it with trust_remote_code=True, which "
+                "runs its code."
+            )
+        return getattr(transformers, own)
     found = class_named(name)
     if found is None:
         raise CheckpointError(f"{folder}/config.json names the model class {name!r}, which transformers does not have.")
     return found
+
+
+def own_class(name: Any, references: Any) -> str | None:
+    """The `AutoModel...` that gives the class of this name, by an `auto_map` (`{AutoModel...: file.class}`)."""
+    own = references if isinstance(references, dict) else {}
+    found = (auto for auto, place in own.items() if auto.startswith("AutoModel") and str(place).split(".")[-1] == name)
+    return next(found, None)
 
 
 def class_named(name: Any) -> Any:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shearling.checkpoint.load import check_files, check_index, check_weights, class_named
+from shearling import schema
+from shearling.checkpoint.load import check_files, check_index, check_weights, class_named, own_class
 from shearling.checkpoint.sentence import attach_pooling, is_embedder, transformer_in
 from shearling.engine.precision import DTYPES
 from shearling.engine.silence import quiet_transformers
@@ -76,6 +77,8 @@ def load_config(name: str, *, trust_remote_code: bool = False) -> Any:
     path = Path(_transformer_of(name))
     if path.exists() and not (path / "config.json").is_file():
         raise ModelError(f"{name} has no config.json: it is not a model directory.")
+    if path.exists():
+        schema.DENSE_CONFIG.read(path / "config.json")
     with _told(f"Cannot load the model '{name}'", local=path.exists()):
         config = AutoConfig.from_pretrained(_transformer_of(name), trust_remote_code=trust_remote_code)
     if is_embedder(name):
@@ -188,13 +191,13 @@ def _class_of(config: Any, name: str, *, trusted: bool) -> Any:
     names = config.architectures or []
     if not names:
         return transformers.AutoModel
-    own = getattr(config, "auto_map", None) or {}
-    served = [auto for auto, reference in own.items() if str(reference).split(".")[-1] == names[0]]
-    if served and trusted:
-        return getattr(transformers, served[0])  # an `AutoModelFor...`, which fetches the class
+    pruned = getattr(config, "shearling", None) or {}
+    own = own_class(names[0], pruned.get("auto_map") or getattr(config, "auto_map", None))
+    if own and trusted:
+        return getattr(transformers, own)  # it fetches the class
     if (found := class_named(names[0])) is not None:
         return found
-    hint = " Its code comes with it; --trust-remote-code runs that." if served else ""
+    hint = " Its code comes with it; --trust-remote-code runs that." if own else ""
     raise ModelError(
         f"{name} is a {names[0]}, a model that transformers {transformers.__version__} does not have.{hint}"
     )

@@ -32,7 +32,8 @@ def upgraded(config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(old, dict) and old.get("quant_method") == "shearling":
         config = {key: value for key, value in config.items() if key != "quantization_config"}
         config["shearling"] = {"version": 1, "edits": old.get("edits")}
-    if "shearling" in config:
+    shapes = config.get("shearling")
+    if isinstance(shapes, dict) and not shapes.get("auto_map"):  # a class that comes with it needs the file beside it
         config = {key: value for key, value in config.items() if key != "transformers_weights"}
     return config
 

@@ -57,7 +57,7 @@ def _write(
         if sentence is not None:
             with quiet_transformers():
                 sentence.save_pretrained(str(folder), create_model_card=False)
-        model.config.auto_map = _auto_map(model)  # and so saving it writes the file that this points to
+        model.config.auto_map = _auto_map(model)  # and so saving it writes the files that this points to
         with quiet_transformers(notes=True):
             model.save_pretrained(folder)
         has_tokenizer = write_companions(source, model, folder)
@@ -65,6 +65,7 @@ def _write(
             "base": _base(source, name, folder),
             "architecture": architecture,
             "auto_class": _auto_class(model),
+            "own_class": _own_class(model),
             "tokenizer": has_tokenizer,
             "card": carried_over(source_facts(source, name), architecture),
             "kept": [units.tolist() for units in kept],
@@ -83,19 +84,32 @@ def _base(source: Any, name: str | None, folder: Path) -> str | None:
 
 
 def _auto_map(model: Any) -> dict[str, str]:
-    """Point every `AutoModel...` class that serves this architecture to the file in the checkpoint."""
-    from transformers.models.auto import modeling_auto
+    """Point every `AutoModel...` class that serves this architecture to the file in the checkpoint.
 
-    names = [name for name in vars(modeling_auto) if name.startswith("AutoModel")]
-    mappings = {name: getattr(getattr(modeling_auto, name), "_model_mapping", {}) for name in names}
-    return {name: f"modeling_shearling.{name}" for name, served in mappings.items() if type(model.config) in served}
+    What leads to code that came with the model stays, except to classes of a model whose class is transformers' own.
+    """
+    others = getattr(model.config, "auto_map", None) or {}
+    if not _own_class(model):
+        others = {name: place for name, place in others.items() if not name.startswith(("AutoModel", "AutoConfig"))}
+    return {name: f"modeling_shearling.{name}" for name in _serving(model)} | others
 
 
 def _auto_class(model: Any) -> str:
     """The `AutoModelFor...` class that gives this very model."""
+    if _own_class(model):
+        return str(type(model)._auto_class)
+    return next((name for name, served in _serving(model).items() if served is type(model)), "AutoModel")
+
+
+def _own_class(model: Any) -> bool:
+    """Whether the class came with the model: transformers has noted which `AutoModel...` fetched it."""
+    return type(model)._auto_class is not None
+
+
+def _serving(model: Any) -> dict[str, Any]:
+    """The `AutoModel...` classes that take this configuration, and the class that each gives."""
     from transformers.models.auto import modeling_auto
 
-    for name in _auto_map(model):
-        if getattr(modeling_auto, name)._model_mapping[type(model.config)] is type(model):
-            return name
-    return "AutoModel"
+    autos = {name: auto for name, auto in vars(modeling_auto).items() if name.startswith("AutoModel")}
+    mappings = {name: getattr(auto, "_model_mapping", {}) for name, auto in autos.items()}
+    return {name: served[type(model.config)] for name, served in mappings.items() if type(model.config) in served}

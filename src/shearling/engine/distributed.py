@@ -147,8 +147,6 @@ def joined() -> Iterator[None]:
     try:
         with fail_together():
             yield
-        with _connection_errors_explained():
-            dist.barrier()  # keep the process group alive until all ranks have left their last exchange
     finally:
         dist.destroy_process_group()
 

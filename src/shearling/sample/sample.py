@@ -173,7 +173,7 @@ class Sample:
         The longest come first, so that a batch that does not fit shows at once.
         """
         batches = []
-        for group in self.groups:
+        for group in sorted(self.groups, key=lambda group: -int(group.tokens.max())):
             order = group.tokens.argsort(descending=True, stable=True)
             start = 0
             while start < len(order):

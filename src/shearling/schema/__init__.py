@@ -182,10 +182,11 @@ def _sizes(value: Any, name: str = "") -> str | None:
 
 
 CONFIG = Schema("configuration", mapping(ANYTHING), CheckpointError, "It was changed.")
+DENSE_CONFIG = Schema("configuration", record({}, also=_sizes), ModelError, "Save the model again.")
 PRUNED_CONFIG = Schema(
     "configuration",
     record(
-        {"shearling": record({"version": COUNT, "edits": _EDITS})},
+        {"shearling": record({"version": COUNT, "edits": _EDITS, "auto_map?": mapping(TEXT)})},
         also=lambda value: _sizes({name: one for name, one in value.items() if name != "shearling"}),
     ),
     CheckpointError,

@@ -19,7 +19,7 @@ from shearling.checkpoint.record import add_curve, write_page
 from shearling.engine.distributed import on_first
 from shearling.engine.hooks import device_of, frozen
 from shearling.engine.progress import Watcher
-from shearling.errors import InputError, ModelError
+from shearling.errors import InputError
 from shearling.evaluation.exam import Evaluation, Exam
 from shearling.evaluation.flipped import flipped
 from shearling.files import RECORD, check_writable
@@ -80,8 +80,6 @@ def prune_source(
     if limit is not None and not scored:
         raise InputError("--limit is of use with --eval only: it is how many rows to score on.")
     loaded = read_source(source, labels=labels_for(method), scored=scored, watcher=watcher)
-    if out is not None:
-        check_can_be_saved(loaded)
     exam = exam_of(source, loaded, evaluation, limit=limit) if scored else None
     if drop is not None and exam is not None:
         if isinstance(target.table, Table):
@@ -111,16 +109,6 @@ def prune_source(
     if out is not None:
         keep(pruned, source, loaded, out, force=force)
     return pruned
-
-
-def check_can_be_saved(loaded: Loaded) -> None:
-    """Complain about a model that could not be saved, before measuring."""
-    if is_remote(loaded.model):
-        raise ModelError(
-            f"{type(loaded.model).__name__} is a class that came with the model, and a pruned copy of it could not be "
-            "loaded from a directory. Prune it from Python, where the result can be used at once: "
-            "shearling.prune(model, data, flops=0.5).model."
-        )
 
 
 def measured(

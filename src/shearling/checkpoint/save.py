@@ -46,7 +46,8 @@ def write_checkpoint(
     """All files of a checkpoint."""
     from shearling.checkpoint.card import carried_over, model_card, source_facts
 
-    model.config.auto_map = _auto_map(model)  # and so saving it writes the file that this points to
+    if getattr(model.config, "shearling", None):  # a stock shape needs no file of ours to load
+        model.config.auto_map = _auto_map(model)  # and so saving it writes the file that this points to
     with quiet_transformers(notes=True):
         model.save_pretrained(folder)
     has_tokenizer = write_companions(source, model, folder)

@@ -36,7 +36,7 @@ def label_losses(model: Any, outputs: Any, batch: Batch) -> Tensor:
             raise DataError(f"A question-answering loss needs {missing}; the batches bring {sorted(labels)}.")
         ends = ((outputs.start_logits, labels["start_positions"]), (outputs.end_logits, labels["end_positions"]))
         real = batch.inputs.get("attention_mask")  # padding is no answer, and how much there is must not matter
-        return torch.stack([_span_loss(_only(logits, real), at) for logits, at in ends]).mean(0)
+        return torch.stack([_span_loss(only(logits, real), at) for logits, at in ends]).mean(0)
     if "labels" not in labels or "logits" not in outputs:
         raise DataError("This loss needs labels and a head; prune an embedding model without --labels.")
     logits: Tensor = outputs.logits.float()
@@ -45,7 +45,7 @@ def label_losses(model: Any, outputs: Any, batch: Batch) -> Tensor:
         return _token_loss(model, logits, target)
     if is_regression(model.config, logits):
         return ((logits - target.float().view_as(logits)) ** 2).mean(-1)
-    if _is_multi_label(model.config):
+    if is_multi_label(model.config):
         return F.binary_cross_entropy_with_logits(logits, target.float(), reduction="none").mean(-1)
     _in_range(target, logits.shape[-1])
     return F.cross_entropy(logits, target.long(), reduction="none")
@@ -61,17 +61,17 @@ def sampled_losses(model: Any, outputs: Any, batch: Batch, seed: int) -> Tensor:
         real = batch.inputs.get("attention_mask")
         draws = uniform(batch.indices, 2, seed)
         both = zip((outputs.start_logits, outputs.end_logits), draws.T, strict=True)
-        return torch.stack([_drawn_loss(_only(logits.float(), real), draw) for logits, draw in both]).sum(0)
+        return torch.stack([_drawn_loss(only(logits.float(), real), draw) for logits, draw in both]).sum(0)
     if "logits" not in outputs:
         return _signed(embeddings(model, outputs, batch), batch, seed)
     logits: Tensor = outputs.logits.float()
     if logits.dim() == 3:
-        real = _token_mask(batch, logits)
+        real = token_mask(batch, logits)
         losses = _drawn_loss(logits, uniform(batch.indices, logits.shape[1], seed))  # [B, S]
         return (losses if real is None else losses * real).sum(-1)
     if is_regression(model.config, logits):
         return _signed(logits, batch, seed)
-    if _is_multi_label(model.config):
+    if is_multi_label(model.config):
         draw = uniform(batch.indices, logits.shape[-1], seed).to(logits.device)
         target = (draw < logits.detach().sigmoid()).float()
         return F.binary_cross_entropy_with_logits(logits, target, reduction="none").sum(-1)
@@ -151,7 +151,8 @@ def _token_loss(model: Any, logits: Tensor, target: Tensor) -> Tensor:
     return losses.sum(-1) / counted.sum(-1).clamp_min(1)
 
 
-def _is_multi_label(config: Any) -> bool:
+def is_multi_label(config: Any) -> bool:
+    """Whether every class is a yes or no of its own."""
     return bool(getattr(config, "problem_type", None) == "multi_label_classification")
 
 
@@ -163,11 +164,13 @@ def _in_range(target: Tensor, classes: int) -> None:
         )
 
 
-def _only(logits: Tensor, real: Tensor | None) -> Tensor:
+def only(logits: Tensor, real: Tensor | None) -> Tensor:
+    """Scores [B, S] of positions, those of padding set to minus infinity."""
     return logits if real is None else logits.masked_fill(real.to(logits.device) == 0, float("-inf"))
 
 
-def _token_mask(batch: Batch, logits: Tensor) -> Tensor | None:
+def token_mask(batch: Batch, logits: Tensor) -> Tensor | None:
+    """[B, S]: 1 for the tokens that outputs [B, S, C] are of, 0 for padding; None when nothing is padded."""
     for name in ("decoder_attention_mask", "attention_mask"):
         mask = batch.inputs.get(name)
         if mask is not None and mask.shape == logits.shape[:2]:

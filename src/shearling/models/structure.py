@@ -33,6 +33,12 @@ class Stack:
     sublayers: tuple[tuple[Sublayer, ...], ...]  # one tuple a layer, in the order they run
     repeats: int = 1  # how many times the layers run, one after the other
     frames: Callable[[int, Tensor], Tensor] | None = None  # makes a mask over samples one over frames
+    numbers: tuple[int, ...] = ()  # of its layers in the dense model's stack, where some are gone; else empty
+
+    @property
+    def dense_numbers(self) -> tuple[int, ...]:
+        """Which layers of the dense model's stack these are."""
+        return self.numbers or tuple(range(len(self.layers)))
 
     def real_tokens(self, batch: Batch, shape: torch.Size) -> Tensor | None:
         """[B, S] bool: which of the tokens that come by here are not padding; None when all are."""
@@ -97,6 +103,24 @@ class Structure:
     def sizes(self) -> list[dict[str, int]]:
         """Units left per layer, as reports and `--json` give them."""
         return [_sum_by_kind(layer) for stack in self.stacks for layer in stack.sublayers]
+
+    def places_in(self, dense: Structure) -> list[int]:
+        """Where its sublayers stand among those of the dense model, which may have more layers."""
+        found, first = [], 0
+        for mine, theirs in zip(self.stacks, dense.stacks, strict=True):
+            size = len(theirs.sublayers[0])
+            found += [first + size * layer + part for layer in mine.dense_numbers for part in range(size)]
+            first += size * len(theirs.layers)
+        return found
+
+    def sizes_in(self, dense: Structure) -> list[dict[str, int]]:
+        """Units left per layer of the dense model; none in the layers that are gone."""
+        sizes = iter(self.sizes)
+        return [
+            next(sizes) if number in mine.dense_numbers else dict.fromkeys(_sum_by_kind(layer), 0)
+            for mine, theirs in zip(self.stacks, dense.stacks, strict=True)
+            for number, layer in enumerate(theirs.sublayers)
+        ]
 
 
 def _sum_by_kind(layer: tuple[Sublayer, ...]) -> dict[str, int]:

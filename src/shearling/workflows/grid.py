@@ -13,6 +13,7 @@ from shearling.errors import ConstraintError, InputError
 from shearling.evaluation.exam import Evaluation, Exam
 from shearling.latency.table import load_table
 from shearling.methods import Method, method_of
+from shearling.methods.ranges import Shape, checked_shape
 from shearling.pipeline import Plan, Pruned
 from shearling.workflows.pruning import take
 
@@ -31,6 +32,7 @@ class Grid:
     seeds: Sequence[int] = (0,)
     multiple_of: int | None = None
     table: Path | None = None
+    shape: Shape = "uneven"
 
     def checked(self) -> Grid:
         """Complain before any work is done."""
@@ -43,6 +45,7 @@ class Grid:
         for seed in self.seeds:
             if not 0 <= seed < SEEDS:
                 raise InputError(f"--seeds takes numbers from 0 on, below 2^63; {seed} is none.")
+        checked_shape(self.shape)
         self._check_table()
         return self
 
@@ -62,7 +65,12 @@ class Grid:
 
 
 def grid_of(
-    methods: str, seeds: str, multiple_of: int | None = None, table: Path | None = None, **budgets: str | None
+    methods: str,
+    seeds: str,
+    multiple_of: int | None = None,
+    table: Path | None = None,
+    shape: Shape = "uneven",
+    **budgets: str | None,
 ) -> Grid:
     """The grid that comma-separated words ask for; `budgets` by kind."""
     given = {
@@ -76,6 +84,7 @@ def grid_of(
         [_number(word, int, "--seeds") for word in _words(seeds)],
         multiple_of,
         table,
+        shape,
     ).checked()
 
 
@@ -145,7 +154,12 @@ def outcomes(
 
 
 def _point(plan: Plan, exam: Exam, grid: Grid, point: Outcome, watcher: Watcher | None) -> Outcome:
-    asked: dict[str, Any] = {**point.constraint, "table": grid.table, "multiple_of": grid.multiple_of}
+    asked: dict[str, Any] = {
+        **point.constraint,
+        "table": grid.table,
+        "multiple_of": grid.multiple_of,
+        "shape": grid.shape,
+    }
     try:
         pruned = plan.prune(**asked)
     except ConstraintError as error:  # this budget cannot be met; the others may

@@ -17,9 +17,10 @@ from shearling.files import weights_digest
 from shearling.latency.table import check_fits, load_table
 from shearling.latency.timing import device_name
 from shearling.methods import Method, method_of
+from shearling.methods.ranges import Samples, Shape
 from shearling.models.digest import weights_digest_of
 from shearling.models.structure import structure_of
-from shearling.pipeline import Plan, Samples
+from shearling.pipeline import Plan
 from shearling.sample.read import sample_of
 from shearling.workflows.grid import Grid, Outcome, budgets_of, outcomes
 from shearling.workflows.progress import ProgressLike, watching
@@ -55,6 +56,7 @@ def sweep(
     save: bool = False,
     limit: int | None = None,
     multiple_of: int | None = None,
+    shape: Shape = "uneven",
     tokenizer: Any = None,
     samples: Samples = "auto",
     task: str | None = None,
@@ -95,6 +97,7 @@ def sweep(
         tuple(seeds),
         multiple_of,
         None if table is None else Path(table),
+        shape,
     ).checked()
     source = Source(
         model, data, task, text_columns, label_column, max_length, batch_size, samples, grid.seeds[0], device, dtype,
@@ -204,6 +207,7 @@ def _finish(store: Store, skipped: list[dict[str, Any]], source: Source) -> dict
 def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[str, Any]:
     """All that a point depends on besides its method, budget and seed."""
     given = {"metric": source.metric, "index": source.index, "pooling": source.pooling}
+    given["shape"] = None if grid.shape == "uneven" else grid.shape  # sweeps of 0.1 have none
     return {name: value for name, value in given.items() if value is not None} | {
         "model": source.name,
         "weights": weights_digest_of(loaded.model) if folder_of(source) is None else weights_digest(source.name),

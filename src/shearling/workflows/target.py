@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from shearling.costs import ratio_of
 from shearling.errors import ConstraintError
 from shearling.latency.table import load_table
+from shearling.methods.ranges import Shape, checked_shape
 from shearling.pipeline import Plan, Pruned
 
 if TYPE_CHECKING:
@@ -27,9 +28,11 @@ class Target:
     correct: bool = True
     batch_size: int = 1
     seq_len: int | None = None
+    shape: Shape = "uneven"
 
     def checked(self) -> Target:
         """Complain about ratios before any work is done."""
+        checked_shape(self.shape)
         given = {"flops": self.flops, "params": self.params, "latency": self.latency}
         for name, value in given.items():
             if value is not None:

@@ -63,7 +63,10 @@ class Method:
         raise NotImplementedError
 
     def losses(self, evidence: Evidence, structure: Structure, lengths: Sequence[float]) -> list[NDArray[np.float64]]:
-        """Per sublayer [units + 1], by units kept: the estimated rise of an example's loss in nats, for stock shapes."""
+        """Per sublayer [units + 1], by units kept: the estimated rise of an example's loss, in nats.
+
+        Stock shapes are chosen by it; a method without it has none.
+        """
         raise NotImplementedError
 
     def kept(self, evidence: Evidence, counts: Sequence[int]) -> list[Tensor]:

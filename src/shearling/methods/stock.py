@@ -18,7 +18,6 @@ import numpy as np
 import torch
 
 from shearling.costs import Limit
-from shearling.engine.agreement import held_out
 from shearling.engine.bridges import Map, bridged, layer_maps
 from shearling.engine.divergence import divergences
 from shearling.engine.hooks import device_of
@@ -92,12 +91,12 @@ class LayerOrder:
 
     @property
     def _judges(self) -> Sample:
-        """The examples that outputs are compared on; small samples have none to spare for it."""
-        found = held_out(self.sample) or self.sample
-        return found.drawn(JUDGED, 0)
+        """The examples that outputs are compared on: a quarter of a small sample."""
+        return self.sample.drawn(min(JUDGED, max(self.sample.examples // 4, 1)), 0)
 
     @property
     def _fitted(self) -> Sample:
+        """Examples for repairs; a sample of one has no other."""
         rest = self.sample.without(self._judges)
         return (rest if rest.groups else self.sample).drawn(FITTED, 0)
 

@@ -1,4 +1,4 @@
-"""Stock shapes, end to end: the dials by brute force, layers that go, what is refused, and loading without shearling."""
+"""Stock shapes, end to end: dials by brute force, layers that go, what is refused, loading without shearling."""
 
 from __future__ import annotations
 

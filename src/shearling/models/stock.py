@@ -59,9 +59,9 @@ def _sublayers(structure: Structure) -> list[tuple[Stack, Any]]:
 def _dial(structure: Structure, row: StackRow, members: list[int]) -> Dial:
     sublayers = [structure.sublayers[i] for i in members]
     kind, units = sublayers[0].kind, sublayers[0].units
-    least = 1 if (row.filters if kind == "filters" else row.head_size) else units
-    least = max([least, *(s.floor for s in sublayers)])
     config = _part_of(structure.model.config, row)
+    free = hasattr(config, row.filters or "_") if kind == "filters" else bool(row.head_size)
+    least = max([1 if free else units, *(s.floor for s in sublayers)])
     counts = (
         n for n in range(least, units + 1) if kind == "filters" or _accepted(config, _head_fields(row, config, n))
     )
@@ -100,6 +100,8 @@ def check_stock(structure: Structure) -> None:
     why = structure.row.uneven
     if getattr(model.config, "shearling", None):
         why = "it was pruned to uneven layers before; start from the dense model"
+    elif not why and not removable_layers(structure) and all(len(dial.counts) == 1 for dial in dials_of(structure)):
+        why = "its configuration has fields for none of its sizes"
     if why:
         raise UnsupportedArchitecture(f"This {name} has no stock shapes: {why}. Use uneven shapes (--shape uneven).")
 
@@ -109,7 +111,7 @@ def removable_layers(structure: Structure) -> list[tuple[int, int]]:
     found = []
     for number, stack in enumerate(structure.stacks):
         config = _part_of(structure.model.config, stack.row)
-        if stack.row.depth and not getattr(config, stack.row.unless or "_", False):
+        if hasattr(config, stack.row.depth or "_") and not getattr(config, stack.row.unless or "_", False):
             found += [(number, layer) for layer in range(int(stack.row.first), len(stack.layers))]
     return found
 

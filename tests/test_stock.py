@@ -20,6 +20,7 @@ from shearling.costs import Constraint
 from shearling.engine.divergence import divergences
 from shearling.errors import ConstraintError, InputError, UnsupportedArchitecture
 from shearling.latency import meet
+from shearling.methods import stock
 from shearling.models.structure import structure_of
 from shearling.pipeline import measure
 from tiny import batches_of, inputs_of, model_of
@@ -73,6 +74,12 @@ def test_loads_where_shearling_cannot_be_imported(tmp_path: Path) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.fixture
+def estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least estimate is taken as it is."""
+    monkeypatch.setattr(stock, "FINALISTS", 1)
+
+
 def widths(model: Any) -> list[dict[str, int]]:
     return structure_of(model).sizes
 
@@ -82,6 +89,7 @@ def deep() -> Any:
     return model_of("bert", num_hidden_layers=4)
 
 
+@pytest.mark.usefixtures("estimated")
 @pytest.mark.parametrize("asked", [{"flops": 0.7}, {"flops": 0.45}, {"params": 0.3}, {"flops": 0.6, "params": 0.5}])
 def test_the_dials_are_the_best_of_all(deep: Any, asked: dict[str, float]) -> None:
     plan = measure(deep, batches_of(), method="surgeon")
@@ -104,6 +112,7 @@ def test_the_dials_are_the_best_of_all(deep: Any, asked: dict[str, float]) -> No
     assert len({tuple(sizes.items()) for sizes in widths(pruned.model)}) == 1
 
 
+@pytest.mark.usefixtures("estimated")
 def test_key_value_groups_go_too() -> None:
     plan = measure(tiny_model("llama"), tiny_batches("llama"), method="surgeon")
     losses = plan.method.losses(plan.evidence, plan.structure, plan.lengths)
@@ -148,6 +157,19 @@ def test_the_layer_after_a_gap_makes_up_for_it(deep: Any) -> None:
     raw = measure(deep, batches, method=shearling.Surgeon(refit=False)).prune(flops=0.5, shape="stock")
     there, here = divergences(deep, [raw.model, found.model], plan.sample.cut(10**6), "float32")
     assert here < 0.5 * there
+
+
+def test_of_shapes_that_are_near_the_one_that_runs_best_is_taken(deep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = measure(deep, batches_of(), method="surgeon")
+    monkeypatch.setattr(stock, "NEAR", 1e9)
+    seen = {}
+    monkeypatch.setattr(
+        stock.LayerOrder, "measured", lambda self, cut: seen.setdefault(cut.layers, 1 / (1 + len(seen)))
+    )
+    pruned = plan.prune(flops=0.6, shape="stock")
+    assert pruned.report.stock is not None
+    assert len(seen) > 1
+    assert pruned.report.stock["layers"] == [list(min(seen, key=lambda layers: seen[layers])[0])]
 
 
 def test_the_least_that_can_be_reached_is_named_and_can_be_reached(deep: Any) -> None:

@@ -26,8 +26,9 @@ from shearling.engine.warm_up import warm_up
 from shearling.errors import CheckpointError, DataError, InputError
 from shearling.latency.meet import checked_table, meet, table_for
 from shearling.methods import Evidence, Method, Repaired, configured, method_of, settings_of
-from shearling.methods.ranges import Samples, Shape, checked_multiple, checked_samples, checked_shape
-from shearling.methods.stock import Choice, LayerOrder, check_shape, choose_stock, choose_uneven
+from shearling.methods.layers import LayerOrder
+from shearling.methods.ranges import MOST_TOKENS, Samples, Shape, checked_multiple, checked_samples, checked_shape
+from shearling.methods.stock import Choice, check_shape, choose_stock, choose_uneven
 from shearling.models.cut import Cut
 from shearling.models.digest import weights_digest_of
 from shearling.models.positions import positions_of
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
 FEW = 64
 WIDE = 256  # filters of an FFN from which on rounding their number costs nothing
-MOST_TOKENS = 2**20  # of an example
 
 
 @dataclass(frozen=True, repr=False)
@@ -112,8 +112,8 @@ class Plan:
         """
         constraint = Constraint.of(flops=flops, params=params, latency=latency)
         check_shape(checked_shape(shape), self.method, self.structure)
-        found = checked_table(table, latency, self.structure)
-        return self._prune(constraint, found, batch_size, seq_len, correct, multiple_of, shape)
+        timed = checked_table(table, latency, self.structure)
+        return self._prune(constraint, timed, batch_size, seq_len, correct, multiple_of, shape)
 
     def _prune(
         self,
@@ -146,13 +146,13 @@ class Plan:
             chosen, student, warnings = met.choice, met.student, met.warnings
             limits, extra = [*limits, *met.limits], {"latency": met.record}
         cut = chosen.cut
+        same, units = cut.teacher(teacher), cut.units_of(student, teacher)
         with stages("check"):
-            same = cut.teacher(teacher)
-            check_cut(same, student, cut.units_of(student, teacher), self.sample)
+            check_cut(same, student, units, self.sample)
         student, repairs = self._repair(student, cut, stages)
         with stages("check"):
             here = [limit.among(student.places_in(teacher)) for limit in limits]
-            difference = self_check(same, student, cut.units_of(student, teacher), self.sample, here)
+            difference = self_check(same, student, units, self.sample, here)
         with stages("agreement"):
             alike = on_first(lambda: self._agreement(student))
         report = replace(self._report(student, limits, stages, repairs, difference), shape=shape, stock=chosen.told)
@@ -186,7 +186,7 @@ class Plan:
 
     def _cut(self, limits: Sequence[Limit], multiple_of: int, shape: Shape, stages: Stages) -> tuple[Choice, Structure]:
         """Choose what stays, and make the student."""
-        given = self.method, self.evidence, self.structure, limits
+        given = (self.method, self.evidence, self.structure, limits)
         if shape == "stock":
             chosen = choose_stock(*given, self.lengths, order=self._layer_order, multiple_of=multiple_of, stages=stages)
         else:

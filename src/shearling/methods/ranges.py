@@ -10,6 +10,7 @@ from shearling.errors import InputError
 
 Samples = int | Literal["auto"]
 Shape = Literal["uneven", "stock"]
+MOST_TOKENS = 2**20  # of an example, where the model has no limit of its own
 MOST_SAMPLES = 2048  # what "auto" takes at most
 DAMPING = (0.0, 1e6)  # a share of the mean diagonal; 0 means none, as far as the matrices allow it
 

@@ -121,6 +121,11 @@ def all_layers(structure: Structure) -> Layers:
     return tuple(tuple(range(len(stack.layers))) for stack in structure.stacks)
 
 
+def less(layers: Layers, gone: tuple[int, int]) -> Layers:
+    """The layers without one, given as (stack, layer)."""
+    return tuple(tuple(n for n in stay if (number, n) != gone) for number, stay in enumerate(layers))
+
+
 def without_layers(structure: Structure, layers: Layers, *, shared: bool = False) -> Structure:
     """A copy of the model with these layers only, as its configuration says.
 

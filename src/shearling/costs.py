@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -63,6 +63,11 @@ class Limit:
     def budget(self) -> float:
         """What the units may cost together."""
         return self.ratio * self.dense - self.fixed
+
+    def among(self, numbers: Sequence[int]) -> Limit:
+        """The same limit for a model that has these sublayers only; the budget stays."""
+        pieces = tuple(self.pieces[i] for i in numbers) if self.pieces else ()
+        return replace(self, tables=tuple(self.tables[i] for i in numbers), pieces=pieces, whole=self.dense)
 
     def spent(self, counts: Sequence[int]) -> float:
         """What these counts cost together."""
@@ -215,6 +220,47 @@ def whole_macs(model: PreTrainedModel, batch: Batch, lengths: Mapping[str, float
     with frozen(model), torch.inference_mode(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(**here)
     return int(counter.get_total_flops()) // 2
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Multiply-accumulates of a dense model, to compare smaller ones with.
+
+    tokens  by input: those of the layers, or the sample's where the layers differ
+    layers  of its prunable layers, at the lengths that the sublayers see
+    rest    of everything else
+    """
+
+    dense: Structure
+    sample: Sample
+    lengths: Sequence[float]
+    tokens: Mapping[str, float]
+    layers: float
+    rest: float
+
+    @classmethod
+    def of(cls, dense: Structure, sample: Sample, lengths: Sequence[float]) -> Counted:
+        """Counted by running one example of the mean length."""
+        mean, alike = sum(lengths) / len(lengths), len(set(lengths)) == 1
+        tokens = {"input_ids": mean, "decoder_input_ids": mean} | ({} if alike else sample.mean_lengths)
+        ran = [float(round(mean))] * len(lengths) if alike else lengths  # layers count the mean itself
+        whole = whole_macs(dense.model, sample.some(1), tokens)
+        return cls(dense, sample, lengths, tokens, count_macs(dense, lengths), whole - count_macs(dense, ran))
+
+    @property
+    def whole(self) -> float:
+        """Of the whole dense model."""
+        return self.rest + self.layers
+
+    def layers_of(self, student: Structure) -> float:
+        """Of a smaller model's prunable layers."""
+        return count_macs(student, [self.lengths[place] for place in student.places_in(self.dense)])
+
+    def whole_of(self, student: Structure) -> float:
+        """Of the whole smaller model; where all layers see the same tokens, the dense one tells the rest."""
+        if len(set(self.lengths)) > 1:
+            return whole_macs(student.model, self.sample.some(1), self.tokens)
+        return self.rest + self.layers_of(student)
 
 
 def _of_length(inputs: dict[str, Tensor], side: str, length: int) -> dict[str, Tensor]:

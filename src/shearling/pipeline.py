@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shearling.checkpoint.plan import read_plan, write_plan
 from shearling.checkpoint.pruned import Pruned as Pruned
-from shearling.costs import Constraint, Limit, count_macs, count_params, parameters, sequence_lengths, whole_macs
+from shearling.costs import Constraint, Counted, Limit, count_params, parameters, sequence_lengths
 from shearling.engine.agreement import Agreement, Answers, agreement, answers, held_out
 from shearling.engine.decoder import with_targets
 from shearling.engine.distributed import fail_together, on_first, rank_and_world
@@ -25,25 +25,25 @@ from shearling.engine.precision import used_precision
 from shearling.engine.progress import Stages, Watcher
 from shearling.engine.teacher_states import TeacherStates
 from shearling.engine.warm_up import warm_up
-from shearling.errors import CheckpointError, ConstraintError, DataError, InputError
+from shearling.errors import CheckpointError, DataError, InputError
 from shearling.estimate import Estimate, estimate
 from shearling.latency.meet import TableLike, checked_table, meet, table_for
-from shearling.methods import Evidence, Method, Repaired, asked, configured, method_of, settings_of
+from shearling.methods import Evidence, Method, Repaired, configured, method_of, settings_of
+from shearling.methods.layers import LayerOrder
+from shearling.methods.ranges import MOST_TOKENS, Samples, Shape, checked_multiple, checked_samples, checked_shape
+from shearling.methods.stock import Choice, check_shape, choose_stock, choose_uneven
+from shearling.models.cut import Cut
 from shearling.models.digest import weights_digest_of
 from shearling.models.positions import positions_of
-from shearling.models.shrink import shrink
-from shearling.models.structure import Structure, structure_of
+from shearling.models.structure import Structure
 from shearling.report.record import Cost, Report
 from shearling.sample.batch import Batch
 from shearling.sample.read import accepted_by, sample_of
 from shearling.sample.sample import Sample
 from shearling.verify import (
-    Samples,
     check_cut,
     check_finite,
     check_tokens,
-    checked_multiple,
-    checked_samples,
     prunable,
     self_check,
 )
@@ -55,7 +55,6 @@ if TYPE_CHECKING:
 
 FEW = 64
 WIDE = 256  # filters of an FFN from which on rounding their number costs nothing
-MOST_TOKENS = 2**20  # of an example
 
 
 @dataclass(frozen=True)
@@ -87,6 +86,7 @@ class Plan:
         seq_len: int | None = None,
         correct: bool = True,
         multiple_of: int | None = None,
+        shape: Shape = "uneven",
     ) -> Pruned:
         """A smaller copy of the model within every constraint given.
 
@@ -94,11 +94,12 @@ class Plan:
         batch_size, seq_len  at this shape (the sample's mean length by default)
         correct              where the model turns out slower than the table says, correct the table and choose again
         multiple_of          round filter counts; by default to what the method asks for (surgeon: 8 in wide FFNs)
+        shape                uneven, or stock: one width, one number of heads, maybe fewer layers; loads anywhere
         """
         constraint = Constraint.of(flops=flops, params=params, latency=latency)
-        return self._prune(
-            constraint, checked_table(table, latency, self.structure), batch_size, seq_len, correct, multiple_of
-        )
+        check_shape(checked_shape(shape), self.method, self.structure)
+        timed = checked_table(table, latency, self.structure)
+        return self._prune(constraint, timed, batch_size, seq_len, correct, multiple_of, shape)
 
     def _prune(
         self,
@@ -108,6 +109,7 @@ class Plan:
         seq_len: int | None,
         correct: bool,
         multiple_of: int | None,
+        shape: Shape,
     ) -> Pruned:
         stages = Stages(self.watcher)
         teacher = self.structure
@@ -116,33 +118,36 @@ class Plan:
         extra: dict[str, Any] = {} if self.expected is None else {"estimate": self.expected.to_json()}
         warnings: list[str] = []
         if constraint.latency is None:
-            kept, student = self._cut(limits, step or self._step, stages)
+            chosen, student = self._cut(limits, step or self._step, shape, stages)
         else:
             length = self.sample.mean_length if seq_len is None else seq_len
             met = meet(
                 constraint.latency,
                 table or table_for(teacher, batch_size, length, stages),
                 teacher,
-                lambda more: self._cut([*limits, *more], step or self.method.filter_step, stages),
+                lambda more: self._cut([*limits, *more], step or self.method.filter_step, shape, stages),
                 correct=correct,
                 stages=stages,
             )
-            kept, student, warnings = met.kept, met.student, met.warnings
+            chosen, student, warnings = met.choice, met.student, met.warnings
             limits, extra = [*limits, *met.limits], extra | {"latency": met.record}
+        cut = chosen.cut
+        same, units = cut.teacher(teacher), cut.units_of(student, teacher)
         with stages("check"):
-            check_cut(teacher, student, kept, self.sample)
-        student, repairs = self._repair(student, kept, stages)
+            check_cut(same, student, units, self.sample)
+        student, repairs = self._repair(student, cut, stages)
         with stages("check"):
-            difference = self_check(teacher, student, kept, self.sample, limits)
-        polished = self._polish(student, kept, stages)
+            here = [limit.among(student.places_in(teacher)) for limit in limits]
+            difference = self_check(same, student, units, self.sample, here)
+        polished = self._polish(student, cut.kept, stages)
         with stages("agreement"):
             alike = on_first(lambda: self._agreement(student))
-        report = self._report(student, limits, stages, repairs, difference)
+        report = replace(self._report(student, limits, stages, repairs, difference), shape=shape, stock=chosen.told)
         if alike is not None:
             report, warnings = replace(report, agreement=alike.to_json()), [*warnings, *alike.warnings]
         if polished is not None:
             report = replace(report, polish=polished.to_json())
-        return Pruned(student.model, kept, replace(report, extra=extra, warnings=[*report.warnings, *warnings]))
+        return Pruned(student.model, cut.kept, replace(report, extra=extra, warnings=[*report.warnings, *warnings]))
 
     @cached_property
     def _held_out(self) -> tuple[Sample, Answers] | None:
@@ -163,17 +168,24 @@ class Plan:
         widths = [s.units for s in self.structure.sublayers if s.kind == "filters"]
         return self.method.filter_step if min(widths, default=0) >= WIDE else 1
 
-    def _cut(self, limits: Sequence[Limit], multiple_of: int, stages: Stages) -> tuple[list[Tensor], Structure]:
-        """Choose what stays, and make the student."""
-        kept = self.method.choose(self.evidence, self.structure, limits, multiple_of=multiple_of, stages=stages)
-        if not any(len(units) for units in kept):
-            raise ConstraintError(f"{asked(limits)} leaves not a single unit in any layer; ask for more.")
-        with stages("shrink"):
-            return kept, structure_of(shrink(self.structure.model, kept))
+    @cached_property
+    def _layer_order(self) -> LayerOrder:
+        """What whole layers cost, for stock shapes; found once for all budgets."""
+        return LayerOrder(self.structure, self.sample, self.method)
 
-    def _repair(self, student: Structure, kept: list[Tensor], stages: Stages) -> tuple[Structure, list[Repaired]]:
+    def _cut(self, limits: Sequence[Limit], multiple_of: int, shape: Shape, stages: Stages) -> tuple[Choice, Structure]:
+        """Choose what stays, and make the student."""
+        given = (self.method, self.evidence, self.structure, limits)
+        if shape == "stock":
+            chosen = choose_stock(*given, self.lengths, order=self._layer_order, multiple_of=multiple_of, stages=stages)
+        else:
+            chosen = choose_uneven(*given, multiple_of=multiple_of, stages=stages)
+        with stages("shrink"):
+            return chosen, chosen.cut.student(self.structure)
+
+    def _repair(self, student: Structure, cut: Cut, stages: Stages) -> tuple[Structure, list[Repaired]]:
         """Repair the student; a try that ran out of memory half-way starts over from a fresh cut."""
-        students = itertools.chain([student], map(structure_of, iter(lambda: shrink(self.structure.model, kept), None)))
+        students = itertools.chain([student], iter(lambda: cut.student(self.structure), None))
 
         def attempt(batches: Sequence[Batch]) -> tuple[Structure, list[Repaired]]:
             current = next(students)
@@ -193,7 +205,7 @@ class Plan:
         """Distil the student from the dense model, where the method asks for it."""
         if self.method.polish == "off":
             return None
-        share = count_macs(student, self.lengths) / count_macs(self.structure, self.lengths)
+        share = self._counted.layers_of(student) / self._counted.layers
         with stages("polish") as progress:
             found = polish(
                 self.structure,
@@ -229,23 +241,9 @@ class Plan:
         return sum(self.lengths) / len(self.lengths)
 
     @cached_property
-    def _dense_macs(self) -> int:
-        """The whole dense model at the mean length, counted once for all budgets."""
-        return whole_macs(self.structure.model, self.sample.some(1), self._tokens)
-
-    @cached_property
-    def _tokens(self) -> dict[str, float]:
-        """Tokens that the whole model is counted at: those of the layers, or the sample's where they differ."""
-        one = {"input_ids": self._mean_length, "decoder_input_ids": self._mean_length}
-        return one if len(set(self.lengths)) == 1 else one | self.sample.mean_lengths
-
-    def _whole_macs(self, student: Structure) -> Cost:
-        """The whole model before and after; where all layers see the same tokens, running the dense one tells both."""
-        if len(set(self.lengths)) > 1:
-            return Cost(self._dense_macs, whole_macs(student.model, self.sample.some(1), self._tokens))
-        tokens = [float(round(self._mean_length))] * len(self.lengths)  # what was run; layers count the mean itself
-        rest = self._dense_macs - count_macs(self.structure, tokens)
-        return Cost(rest + count_macs(self.structure, self.lengths), rest + count_macs(student, self.lengths))
+    def _counted(self) -> Counted:
+        """The dense model's operations, counted once for all budgets."""
+        return Counted.of(self.structure, self.sample, self.lengths)
 
     def _report(
         self,
@@ -262,11 +260,11 @@ class Plan:
             method=self.method.name,
             settings=settings,
             constraint={limit.name: limit.ratio for limit in limits},
-            flops=Cost(count_macs(dense, self.lengths), count_macs(student, self.lengths)),
+            flops=Cost(self._counted.layers, self._counted.layers_of(student)),
             params=Cost(count_params(dense), count_params(student)),
-            flops_model=self._whole_macs(student),
+            flops_model=Cost(self._counted.whole, self._counted.whole_of(student)),
             params_model=Cost(parameters(dense.model), parameters(student.model)),
-            layers=student.sizes,
+            layers=student.sizes_in(dense),
             dense_layers=dense.sizes,
             seconds={**self.seconds, **stages.seconds},
             seed=self.seed,
@@ -366,6 +364,7 @@ def prune(
     correct: bool = True,
     method: str | Method = "surgeon",
     multiple_of: int | None = None,
+    shape: Shape = "uneven",
     samples: Samples = "auto",
     seed: int = 0,
     length: float | None = None,
@@ -378,9 +377,11 @@ def prune(
     constraint = Constraint.of(flops=flops, params=params, latency=latency)
     checked_multiple(multiple_of)
     structure = prunable(model)
+    chosen = method_of(method)
+    check_shape(checked_shape(shape), chosen, structure)
     found = checked_table(table, latency, structure)
-    plan = _measure(structure, data, method_of(method), samples, seed, length, watcher, constraint)
-    return plan._prune(constraint, found, batch_size, seq_len, correct, multiple_of)
+    plan = _measure(structure, data, chosen, samples, seed, length, watcher, constraint)
+    return plan._prune(constraint, found, batch_size, seq_len, correct, multiple_of, shape)
 
 
 def load_plan(path: str | os.PathLike[str], model: PreTrainedModel, data: Any, *, samples: int | None = None) -> Plan:

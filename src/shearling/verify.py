@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from shearling.costs import Limit
 from shearling.engine.hooks import device_of, frozen, masked, run
 from shearling.engine.memory import LOGITS, logits_per_token
 from shearling.engine.precision import kernels
-from shearling.errors import CheckFailed, DataError, InputError, ModelError
+from shearling.errors import CheckFailed, DataError, ModelError
 from shearling.models.offloaded import with_all_weights
 from shearling.models.structure import Structure, structure_of
 from shearling.models.sublayer import columns_of
@@ -24,8 +24,6 @@ from shearling.sample.sample import Sample
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Samples = int | Literal["auto"]
-MOST_SAMPLES = 2048  # what "auto" takes at most
 EXAMPLES = 8  # that outputs are compared on
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.1}
 
@@ -65,22 +63,6 @@ def check_tokens(model: PreTrainedModel, sample: Sample) -> None:
             f"The sample holds the token {largest}, but the model's vocabulary has {known} (0 to {known - 1}); "
             "use the tokenizer that belongs to the model."
         )
-
-
-def checked_multiple(multiple_of: int | None) -> int | None:
-    """A step of filter counts that makes sense, or None."""
-    if multiple_of is not None and (isinstance(multiple_of, bool) or multiple_of < 1):
-        raise InputError(f"multiple_of={multiple_of} makes no sense; 8 suits most GPUs, 1 means no rounding.")
-    return multiple_of
-
-
-def checked_samples(samples: object) -> int:
-    """How many examples to draw at most."""
-    if samples == "auto":
-        return MOST_SAMPLES
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise InputError(f'samples={samples!r} makes no sense; give a number of examples, or "auto".')
-    return samples
 
 
 def self_check(

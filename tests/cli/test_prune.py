@@ -132,6 +132,9 @@ def test_the_seed_and_the_options_arrive(prune: Any, tmp_path: Path) -> None:
     assert runs[0]["sample"]["examples"] == 40
     assert runs[0]["sample"] == runs[1]["sample"] != runs[2]["sample"]
     assert runs[0]["layers"] == runs[1]["layers"]
+    stock = json.loads(prune("--flops", 0.6, "--dry-run", "--json", "--shape", "stock")[1])
+    assert stock["shape"] == "stock"
+    assert {dial["kind"] for dial in stock["stock"]["dials"]} == {"heads", "filters"}
     seconds = json.loads(prune("--flops", 0.5, "--dry-run", "--json", "--no-refit")[1])["seconds"]
     assert "refit" not in seconds
     layers = json.loads(prune("--flops", 0.5, "--dry-run", "--json", "--multiple-of", 8)[1])["layers"]

@@ -123,6 +123,15 @@ def stop_after(patch: pytest.MonkeyPatch, points: int) -> None:
     patch.setattr(shearling.pipeline.Plan, "prune", prune)
 
 
+def test_stock_shapes_may_be_swept_and_are_a_sweep_of_their_own(place: Path, tmp_path: Path) -> None:
+    grid = Grid({"surgeon": Surgeon()}, BUDGETS[:1], shape="stock")
+    record = sweep(place, tmp_path / "out", grid)
+    (point,) = record["results"]
+    assert len({tuple(layer.values()) for layer in point["layers"] if any(layer.values())}) == 1
+    with pytest.raises(InputError, match="shape"):
+        sweep(place, tmp_path / "out", Grid({"surgeon": Surgeon()}, BUDGETS[:1]))
+
+
 def test_more_points_may_be_added_but_settings_may_not_change(place: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     sweep(place, out, Grid({"surgeon": Surgeon()}, BUDGETS[:1]))

@@ -57,7 +57,8 @@ def _write(
         if sentence is not None:
             with quiet_transformers():
                 sentence.save_pretrained(str(folder), create_model_card=False)
-        model.config.auto_map = _auto_map(model)  # and so saving it writes the files that this points to
+        if getattr(model.config, "shearling", None):  # a stock shape needs no file of ours to load
+            model.config.auto_map = _auto_map(model)  # and so saving it writes the files that this points to
         with quiet_transformers(notes=True):
             model.save_pretrained(folder)
         has_tokenizer = write_companions(source, model, folder)

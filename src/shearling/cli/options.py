@@ -107,6 +107,15 @@ MaxLength = Annotated[
     Optional[int],  # noqa: UP045
     typer.Option("--max-length", help="Cut texts to this many tokens.", min=2, rich_help_panel=INPUT),
 ]
+Shape = Annotated[
+    str,
+    typer.Option(
+        "--shape",
+        help="stock: one width, one number of heads, maybe fewer layers; an ordinary checkpoint that loads anywhere.",
+        metavar="uneven|stock",
+        rich_help_panel=CONSTRAINT,
+    ),
+]
 Seed = Annotated[
     int, typer.Option("--seed", help="Draws the sample, and labels from the model.", min=0, rich_help_panel=ADVANCED)
 ]

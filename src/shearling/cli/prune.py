@@ -78,6 +78,7 @@ def prune(
         str,
         typer.Option(help="With --max-drop: a budget of flops, params or latency.", rich_help_panel=o.CONSTRAINT),
     ] = "flops",
+    shape: o.Shape = "uneven",
     out: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option("--out", "-o", help="Where to write the pruned model.", rich_help_panel=o.OUTPUT),
@@ -171,6 +172,7 @@ def prune(
     """Prune MODEL to a constraint, without retraining, and write a smaller model directory."""
     from shearling.cli.console import emit, print_facts, say, warn, watching
     from shearling.files import check_file
+    from shearling.methods.ranges import checked_shape
     from shearling.report.facts import facts_of
     from shearling.workflows.max_drop import describe_drop, drop_of
     from shearling.workflows.method import method_from
@@ -200,7 +202,7 @@ def prune(
     with watching(expected, quiet=quiet) as watcher:
         pruned = prune_source(
             source,
-            Target(flops, params, multiple_of, latency, table, correct, batch_size or 1, seq_len),
+            Target(flops, params, multiple_of, latency, table, correct, batch_size or 1, seq_len, checked_shape(shape)),
             chosen,
             out=None if dry_run else out,
             evaluation=evaluation,

@@ -44,6 +44,7 @@ def sweep(
         Optional[Path],  # noqa: UP045
         typer.Option(help="What `shearling profile` wrote.", rich_help_panel=o.CONSTRAINT),
     ] = None,
+    shape: o.Shape = "uneven",
     methods: Annotated[str, typer.Option(help="Methods, comma-separated.", rich_help_panel=o.METHOD)] = "surgeon",
     seeds: Annotated[
         str,
@@ -91,11 +92,14 @@ def sweep(
 ) -> None:
     """Prune MODEL to many budgets by several methods, score each, and draw the curve; goes on where it was stopped."""
     from shearling.cli.console import emit, tell, watching
+    from shearling.methods.ranges import checked_shape
     from shearling.workflows.grid import grid_of
     from shearling.workflows.source import Source
     from shearling.workflows.sweep import STAGES, describe_planned, describe_sweep, planned, sweep_source
 
-    grid = grid_of(methods, seeds, multiple_of, table, flops=flops, params=params, latency=latency)
+    grid = grid_of(
+        methods, seeds, multiple_of, table, checked_shape(shape), flops=flops, params=params, latency=latency
+    )
     source = Source(
         model, data, task, o.columns(text_columns), label_column, max_length, batch_size, o.samples(samples),
         grid.seeds[0], device, dtype, trust_remote_code, o.renamed("--length", "--flops-length", length, flops_length),

@@ -38,7 +38,7 @@ def label_losses(model: Any, outputs: Any, batch: Batch) -> Tensor:
             raise DataError(f"A question-answering loss needs {missing}; the batches bring {sorted(labels)}.")
         ends = ((outputs.start_logits, labels["start_positions"]), (outputs.end_logits, labels["end_positions"]))
         real = batch.inputs.get("attention_mask")  # padding is no answer, and how much there is must not matter
-        return torch.stack([_span_loss(_only(logits, real), at) for logits, at in ends]).mean(0)
+        return torch.stack([_span_loss(only(logits, real), at) for logits, at in ends]).mean(0)
     if "labels" not in labels or "logits" not in outputs:
         raise DataError("This loss needs labels and a head; prune an embedding model without --labels.")
     logits: Tensor = outputs.logits.float()
@@ -63,7 +63,7 @@ def sampled_losses(model: Any, outputs: Any, batch: Batch, seed: int) -> Tensor:
         real = batch.inputs.get("attention_mask")
         draws = uniform(batch.indices, 2, seed)
         both = zip((outputs.start_logits, outputs.end_logits), draws.T, strict=True)
-        return torch.stack([_drawn_loss(_only(logits.float(), real), draw) for logits, draw in both]).sum(0)
+        return torch.stack([_drawn_loss(only(logits.float(), real), draw) for logits, draw in both]).sum(0)
     if "logits" not in outputs:
         return _signed(embeddings(model, outputs, batch), batch, seed)
     logits: Tensor = outputs.logits.float()
@@ -189,7 +189,8 @@ def _in_range(target: Tensor, classes: int) -> None:
         )
 
 
-def _only(logits: Tensor, real: Tensor | None) -> Tensor:
+def only(logits: Tensor, real: Tensor | None) -> Tensor:
+    """Scores [B, S] of positions, those of padding set to minus infinity."""
     return logits if real is None else logits.masked_fill(real.to(logits.device) == 0, float("-inf"))
 
 

@@ -127,7 +127,7 @@ def _polish(
         frozen(student.model),
         kernels(recipe.precision),
         trainable(student.model) as weights,
-        Observed(teacher, recipe.precision).watched() as dense,
+        Observed(teacher, recipe.precision, beside=student).watched() as dense,
         Observed(student, recipe.precision).watched() as pruned,
     ):
         distiller = Distiller(dense, pruned, sample, weights, recipe, seed)

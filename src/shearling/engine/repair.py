@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from shearling.engine.hooks import device_of, flat, frozen
-from shearling.engine.layerwise import Captured, HiddenStates, LayerwiseRun, Point, run_layer, start_run
+from shearling.engine.layerwise import Captured, HiddenStates, LayerCall, LayerwiseRun, Point, run_layer, start_run
 from shearling.engine.moments import Moments
 from shearling.engine.precision import Precision, kernels
 from shearling.engine.progress import Progress, silent
@@ -45,7 +45,8 @@ def repair_layers(
     states  of the teacher, kept from one call to the next over the same batches
 
     Ends early when a repair returns False. Sublayers before the first that lost a unit see no error and lost nothing:
-    they are passed over.
+    they are passed over. Where whole layers are gone, the layer that follows is repaired against its own teacher, and
+    so takes over what they added to the residual.
     """
     total = len(teacher.sublayers)
     done, damaged = 0, False
@@ -58,19 +59,22 @@ def repair_layers(
             run_t = start_run(teacher.model, dense, here, precision)
             # The first stack's inputs are embeddings, which pruning leaves alone; a decoder sees the pruned encoder.
             if number == 0 or not damaged:
-                run_s = LayerwiseRun(run_t.hidden.copy(), run_t.calls, precision)
+                run_s = LayerwiseRun(run_t.hidden.copy(), _calls_of(pruned, run_t.calls), precision)
             else:
                 run_s = start_run(student.model, pruned, here, precision)
             kind = _SharedPair if pruned.repeats > 1 else _Pair
-            for depth, sublayers in enumerate(pruned.sublayers):
-                damaged = damaged or _lost_units(dense, pruned, depth)
-                if not damaged:
-                    _advance_both(dense, depth, run_t, run_s)
-                    done += len(sublayers)
+            layers = {depth: at for at, depth in enumerate(pruned.dense_numbers)}
+            for depth, originals in enumerate(dense.sublayers):
+                at = layers.get(depth)
+                damaged = damaged or at is None or _lost_units(dense, pruned, depth)
+                if at is None or not damaged:
+                    _advance(dense, depth, [run_t] if at is None else [run_t, run_s])
+                    done += len(originals)
                     progress(done, total)
                     continue
+                sublayers = pruned.sublayers[at]
                 for part, sublayer in enumerate(sublayers):
-                    pair = kind(dense, pruned, (number, depth, part), run_t, run_s, here, states)
+                    pair = kind(dense, pruned, (number, depth, part), at, run_t, run_s, here, states)
                     if realign is not None and sublayer.foldable and sublayer.units:
                         realign(sublayer, *pair.into_units())
                     last = part == len(sublayers) - 1
@@ -94,15 +98,21 @@ def _lost_units(dense: Stack, pruned: Stack, depth: int) -> bool:
     )
 
 
-def _advance_both(stack: Stack, depth: int, run_t: LayerwiseRun, run_s: LayerwiseRun) -> None:
-    """Past a layer in which teacher and student are still the same."""
+def _calls_of(pruned: Stack, calls: list[list[LayerCall]]) -> list[list[LayerCall]]:
+    """How the student's layers are called, from how the dense model's are."""
+    return [[one[i] for i in pruned.dense_numbers] if len(one) > 1 else one for one in calls]
+
+
+def _advance(stack: Stack, depth: int, runs: Sequence[LayerwiseRun]) -> None:
+    """Past a layer of the dense model: the teacher alone where the student lacks it, both where they are the same."""
     if stack.repeats > 1:
         return
     last = len(stack.sublayers[depth]) - 1
-    for batch in range(len(run_t.hidden)):
-        hidden = run_layer(stack, depth, last, run_t, batch, "end").hidden
-        run_t.hidden[batch] = run_s.hidden[batch] = hidden  # type: ignore[assignment]
-    run_t.finished.clear()
+    for batch in range(len(runs[0].hidden)):
+        hidden = run_layer(stack, depth, last, runs[0], batch, "end").hidden
+        for one in runs:
+            one.hidden[batch] = hidden  # type: ignore[assignment]
+    runs[0].finished.clear()
 
 
 def target(sublayer: Sublayer, teacher: Captured, student: Captured) -> Tensor:
@@ -114,11 +124,16 @@ def target(sublayer: Sublayer, teacher: Captured, student: Captured) -> Tensor:
 
 @dataclass
 class _Pair:
-    """One sublayer in both models; `at` is its stack, its layer and its part of the layer."""
+    """One sublayer in both models.
+
+    place  its stack, its layer in the dense model's stack, and its part of the layer
+    at     its layer in the student's stack
+    """
 
     dense: Stack
     pruned: Stack
-    at: tuple[int, int, int]
+    place: tuple[int, int, int]
+    at: int
     run_t: LayerwiseRun
     run_s: LayerwiseRun
     batches: Sequence[Batch]
@@ -126,13 +141,13 @@ class _Pair:
 
     @property
     def depth(self) -> int:
-        """The layer, counted in its stack."""
-        return self.at[1]
+        """The layer, counted in the dense model's stack."""
+        return self.place[1]
 
     @property
     def part(self) -> int:
         """The sublayer, counted in its layer."""
-        return self.at[2]
+        return self.place[2]
 
     def into_units(self) -> tuple[Moments, Moments]:
         """Moments of z_S against z_T: (to fit, held out)."""
@@ -156,23 +171,23 @@ class _Pair:
         for batch in range(len(self.batches)):
             done = (self.part, batch)
             if last:
-                hidden = run_layer(self.pruned, self.depth, self.part, self.run_s, batch, "end").hidden
+                hidden = run_layer(self.pruned, self.at, self.part, self.run_s, batch, "end").hidden
                 self.run_s.hidden[batch] = hidden  # type: ignore[assignment]
             elif self._sublayer.out_in_core and done not in self.run_s.finished:  # its output was not final yet
-                run_layer(self.pruned, self.depth, self.part, self.run_s, batch, "out")
+                run_layer(self.pruned, self.at, self.part, self.run_s, batch, "out")
 
     @property
     def _sublayer(self) -> Sublayer:
-        return self.pruned.sublayers[self.depth][self.part]
+        return self.pruned.sublayers[self.at][self.part]
 
     def _both(self, batch: int, teacher: Point, student: Point) -> Iterator[tuple[Captured, Captured]]:
         """The sublayer in the teacher and in the student, each run up to a point."""
         captured = self._teacher(batch, teacher)
-        yield captured, run_layer(self.pruned, self.depth, self.part, self.run_s, batch, student)
+        yield captured, run_layer(self.pruned, self.at, self.part, self.run_s, batch, student)
 
     def _teacher(self, batch: int, point: Point) -> Captured:
         """The sublayer in the teacher; not run again where an earlier pass has shown it."""
-        key = (*self.at, batch, point)
+        key = (*self.place, batch, point)
         captured = None if self.states is None else self.states.get(key)
         if captured is None:
             captured = run_layer(self.dense, self.depth, self.part, self.run_t, batch, point)

@@ -40,10 +40,14 @@ class States:
 
 
 class Observed:
-    """A model whose layers' outputs are caught on the way."""
+    """A model whose layers' outputs are caught on the way.
 
-    def __init__(self, structure: Structure, precision: Precision) -> None:
-        self.structure, self.precision = structure, precision
+    beside  a model that may lack some of the layers: only as many are caught, each where the other model is to be
+            after its own layer, which takes over what the missing layers behind it did
+    """
+
+    def __init__(self, structure: Structure, precision: Precision, *, beside: Structure | None = None) -> None:
+        self.structure, self.precision, self.beside = structure, precision, beside or structure
         self.stacks: list[int] = []  # of every layer that ran, in their order
         self._caught: list[Tensor] = []
 
@@ -51,8 +55,9 @@ class Observed:
     def watched(self) -> Iterator[Observed]:
         """Hooks on every layer, removed on the way out."""
         with ExitStack() as hooks:
-            for number, stack in enumerate(self.structure.stacks):
-                for layer in stack.layers:
+            for number, (stack, other) in enumerate(zip(self.structure.stacks, self.beside.stacks, strict=True)):
+                after = [*other.dense_numbers[1:], len(stack.layers)] if self.beside is not self.structure else ()
+                for layer in [stack.layers[at - 1] for at in after] or stack.layers:
                     hooks.callback(layer.register_forward_hook(self._catching(number)).remove)
             yield self
 

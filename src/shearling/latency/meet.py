@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from shearling.costs import Limit, Piecewise
 from shearling.engine.cuda_graph import using_threads
@@ -25,6 +24,7 @@ from shearling.latency.inputs import example_inputs
 from shearling.latency.profile import profile
 from shearling.latency.table import RESTLESS, Table, check_fits, load_table, milli, restless, shapes_in
 from shearling.latency.timing import device_name, in_turns, runner
+from shearling.methods.stock import Choice
 from shearling.models.structure import Structure
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 TOLERANCE = 0.05  # of the ratio asked for
 CORRECTIONS = 2
 
-Cut = tuple[list[Tensor], Structure]  # what stays, and the student
+Made = tuple[Choice, Structure]  # what stays, and the student
 TableLike = Table | str | os.PathLike[str] | None
 
 
@@ -41,7 +41,7 @@ TableLike = Table | str | os.PathLike[str] | None
 class Met:
     """The choice that was made, the limits it was made under, and what to report about it."""
 
-    kept: list[Tensor]
+    choice: Choice
     student: Structure
     limits: list[Limit]
     record: dict[str, Any]
@@ -83,7 +83,7 @@ def meet(
     ratio: float,
     table: Table,
     teacher: Structure,
-    cut: Callable[[Sequence[Limit]], Cut],
+    cut: Callable[[Sequence[Limit]], Made],
     *,
     correct: bool = True,
     stages: Stages,
@@ -99,9 +99,9 @@ def meet(
     tried: list[dict[str, float]] = []
     warnings: list[str] = []
     limits = latency_limits(teacher, table, ratio)
-    kept, student = cut(limits)
+    choice, student = cut(limits)
     while True:
-        predicted = table.predict(teacher, [len(units) for units in kept]) / table.dense
+        predicted = table.predict(teacher, [len(units) for units in choice.cut.kept]) / table.dense
         with stages("timing"):
             # Processes that timed at once would disturb each other, and they must choose alike.
             measured = on_first(partial(measure_ratio, teacher.model, student.model, table, at_home=at_home))
@@ -112,7 +112,7 @@ def meet(
         overhead = max(overhead, (measured - predicted) * table.dense)
         try:
             tighter = latency_limits(teacher, table, ratio, overhead=overhead)
-            kept, student = cut(tighter)
+            choice, student = cut(tighter)
         except ConstraintError as error:
             warnings.append(f"the table could not be corrected: {error}")
             break
@@ -134,7 +134,7 @@ def meet(
         "layer_time": table.layer_shares(teacher),
         "tried": tried,
     }
-    return Met(kept, student, limits, record, warnings)
+    return Met(choice, student, limits, record, warnings)
 
 
 def read_table(table: TableLike, latency: float | None) -> Table | None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from shearling.costs import Limit
@@ -62,6 +64,17 @@ class Method:
         self, evidence: Evidence, structure: Structure, limits: Sequence[Limit], *, multiple_of: int, stages: Stages
     ) -> list[Tensor]:
         """The units that stay in each sublayer."""
+        raise NotImplementedError
+
+    def losses(self, evidence: Evidence, structure: Structure, lengths: Sequence[float]) -> list[NDArray[np.float64]]:
+        """Per sublayer [units + 1], by units kept: the estimated rise of an example's loss, in nats.
+
+        Stock shapes are chosen by it; a method without it has none.
+        """
+        raise NotImplementedError
+
+    def kept(self, evidence: Evidence, counts: Sequence[int]) -> list[Tensor]:
+        """The units that stay where so many do, per sublayer; for stock shapes."""
         raise NotImplementedError
 
     def repair(

@@ -1,4 +1,4 @@
-"""The options of a method: each has a stated range, and all are checked here."""
+"""The options of a run and of its method: each has a stated range, and all are checked here."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from shearling.errors import InputError
 
+Samples = int | Literal["auto"]
+Shape = Literal["uneven", "stock"]
+MOST_TOKENS = 2**20  # of an example, where the model has no limit of its own
+MOST_SAMPLES = 2048  # what "auto" takes at most
 DAMPING = (0.0, 1e6)  # a share of the mean diagonal; 0 means none, as far as the matrices allow it
 
 
@@ -28,3 +32,27 @@ def check_options(method: Any, ranges: Mapping[str, tuple[float, float]]) -> Non
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if not number or not low <= value <= high:
                 raise InputError(f"{name}={value!r} is out of range; give a number from {low:g} to {high:g}.")
+
+
+def checked_multiple(multiple_of: int | None) -> int | None:
+    """A step of filter counts that makes sense, or None."""
+    if multiple_of is not None and (isinstance(multiple_of, bool) or multiple_of < 1):
+        raise InputError(f"multiple_of={multiple_of} makes no sense; 8 suits most GPUs, 1 means no rounding.")
+    return multiple_of
+
+
+def checked_samples(samples: object) -> int:
+    """How many examples to draw at most."""
+    if samples == "auto":
+        return MOST_SAMPLES
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise InputError(f'samples={samples!r} makes no sense; give a number of examples, or "auto".')
+    return samples
+
+
+def checked_shape(shape: object) -> Shape:
+    """A shape by its name."""
+    for known in get_args(Shape):
+        if shape == known:
+            return known  # type: ignore[no-any-return]
+    raise InputError(f"shape={shape!r} is not known; there are {' and '.join(get_args(Shape))}.")

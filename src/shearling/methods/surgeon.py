@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from shearling.costs import Limit
@@ -125,13 +127,8 @@ class Surgeon(Method):
         return self._loss(evidence, structure, [len(units) for units in kept], lengths)
 
     def _loss(self, evidence: Evidence, structure: Structure, counts: Sequence[int], lengths: Sequence[float]) -> float:
-        """An error curve is tr(G dW A dW^T) per token; half of that, times the tokens of an example, is the
-        second-order change of its loss (for classes, of the divergence from the teacher's own prediction)."""
-        losses = (
-            0.5 * length * s.repeats * float(seen.order.error[s.units - count])
-            for seen, s, count, length in zip(evidence, structure.sublayers, counts, lengths, strict=True)
-        )
-        return sum(losses)
+        losses = self.losses(evidence, structure, lengths)
+        return float(sum(loss[count] for loss, count in zip(losses, counts, strict=True)))
 
     def _counts(self, evidence: Evidence, structure: Structure, limits: Sequence[Limit], multiple_of: int) -> list[int]:
         errors = [seen.order.error.numpy()[::-1] for seen in evidence]  # by units kept
@@ -142,8 +139,22 @@ class Surgeon(Method):
     ) -> list[Tensor]:
         """The counts with the least summed error within every budget, each filled by its sublayer's order."""
         with stages("allocate"):
-            counts = self._counts(evidence, structure, limits, multiple_of)
-            return [seen.order.kept(count) for seen, count in zip(evidence, counts, strict=True)]
+            return self.kept(evidence, self._counts(evidence, structure, limits, multiple_of))
+
+    def losses(self, evidence: Evidence, structure: Structure, lengths: Sequence[float]) -> list[NDArray[np.float64]]:
+        """The error curves in nats an example.
+
+        A curve is tr(G dW A dW^T) per token; half of that, times the tokens of an example, is the second-order change
+        of its loss (for classes, of the divergence from the teacher's own prediction).
+        """
+        return [
+            0.5 * length * s.repeats * seen.order.error.numpy()[::-1]
+            for seen, s, length in zip(evidence, structure.sublayers, lengths, strict=True)
+        ]
+
+    def kept(self, evidence: Evidence, counts: Sequence[int]) -> list[Tensor]:
+        """What each sublayer's order leaves."""
+        return [seen.order.kept(count) for seen, count in zip(evidence, counts, strict=True)]
 
     def repair(
         self,

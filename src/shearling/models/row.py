@@ -129,6 +129,14 @@ class StackRow:
                 several are joined by " and "
     keep_first  units that must stay in the first attention (of each type): the KV cache reads its length there
     repeats     the field with the number of times each layer runs, where layers share weights
+
+    For stock shapes, which the configuration alone must tell:
+
+    filters     the field with the width of every FFN; empty where none says it, and the width stays
+    depth       the field with the number of layers; empty where none says it, and all layers stay
+    head_size   the field with the size of a head; empty where that is the hidden size over the heads, which all stay
+    first       whether the first layer differs from the others in its modules, and has to stay
+    unless      a field of that configuration which ties a weight to the number of layers: all stay where it is true
     """
 
     layers: str
@@ -142,6 +150,11 @@ class StackRow:
     when: str = ""
     keep_first: int = 0
     repeats: str = ""
+    filters: str = "intermediate_size"
+    depth: str = "num_hidden_layers"
+    head_size: str = ""
+    first: bool = False
+    unless: str = ""
 
 
 @dataclass(frozen=True)
@@ -150,9 +163,11 @@ class Row:
 
     refuses  (field of the configuration, the most it may be, why more cannot be pruned)
     note     what a user should know, for `shearling architectures`
+    uneven   why the family has no stock shapes, where it has none
     """
 
     model_types: tuple[str, ...]
     stacks: tuple[StackRow, ...]
     refuses: tuple[tuple[str, int, str], ...] = ()
     note: str = ""
+    uneven: str = ""

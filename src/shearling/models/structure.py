@@ -34,6 +34,12 @@ class Stack:
     sublayers: tuple[tuple[Sublayer, ...], ...]  # one tuple a layer, in the order they run
     repeats: int = 1  # how many times the layers run, one after the other
     frames: Callable[[int, Tensor], Tensor] | None = None  # makes a mask over samples one over frames
+    numbers: tuple[int, ...] = ()  # of its layers in the dense model's stack, where some are gone; else empty
+
+    @property
+    def dense_numbers(self) -> tuple[int, ...]:
+        """Which layers of the dense model's stack these are."""
+        return self.numbers or tuple(range(len(self.layers)))
 
     def real_tokens(self, batch: Batch, shape: torch.Size) -> Tensor | None:
         """[B, S] bool: which tokens of this stack are not padding; None when all are."""
@@ -97,13 +103,32 @@ class Structure:
     @property
     def sizes(self) -> list[dict[str, int]]:
         """Units left per layer, as reports and `--json` give them."""
-        found = []
-        for layer in (layer for stack in self.stacks for layer in stack.sublayers):
-            units: Counter[str] = Counter()
-            for sublayer in layer:  # there may be several FFNs in it
-                units[sublayer.unit] += sublayer.units
-            found.append(dict(units))
+        return [_units_of(layer) for stack in self.stacks for layer in stack.sublayers]
+
+    def places_in(self, dense: Structure) -> list[int]:
+        """Where its sublayers stand among those of the dense model, which may have more layers."""
+        found, first = [], 0
+        for mine, theirs in zip(self.stacks, dense.stacks, strict=True):
+            size = len(theirs.sublayers[0])
+            found += [first + size * layer + part for layer in mine.dense_numbers for part in range(size)]
+            first += size * len(theirs.layers)
         return found
+
+    def sizes_in(self, dense: Structure) -> list[dict[str, int]]:
+        """Units left per layer of the dense model; none in the layers that are gone."""
+        sizes = iter(self.sizes)
+        return [
+            next(sizes) if number in mine.dense_numbers else dict.fromkeys(_units_of(layer), 0)
+            for mine, theirs in zip(self.stacks, dense.stacks, strict=True)
+            for number, layer in enumerate(theirs.sublayers)
+        ]
+
+
+def _units_of(layer: tuple[Sublayer, ...]) -> dict[str, int]:
+    units: Counter[str] = Counter()
+    for sublayer in layer:  # there may be several FFNs in it
+        units[sublayer.unit] += sublayer.units
+    return dict(units)
 
 
 def structure_of(model: PreTrainedModel) -> Structure:

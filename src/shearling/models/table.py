@@ -6,6 +6,7 @@ Rows are data; `row.py` explains the words, `parts.py` holds the sublayers. `reg
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from shearling.errors import InputError
 from shearling.models.parts import (
@@ -57,9 +58,26 @@ from shearling.models.parts import (
 from shearling.models.refused import UNSUPPORTED
 from shearling.models.row import Row, StackRow
 
-_TARGETS = {"mask": "decoder_attention_mask", "fallback": "attention_mask"}
-_DECODER = _TARGETS | {"heads": "decoder_attention_heads", "groups": ""}
-_FRAMES = "_get_feature_vector_attention_mask"
+_TARGETS: dict[str, Any] = {"mask": "decoder_attention_mask", "fallback": "attention_mask"}
+_ENCODER: dict[str, Any] = {
+    "heads": "encoder_attention_heads",
+    "groups": "",
+    "filters": "encoder_ffn_dim",
+    "depth": "encoder_layers",
+}
+_DECODER = _TARGETS | {
+    "heads": "decoder_attention_heads",
+    "groups": "",
+    "filters": "decoder_ffn_dim",
+    "depth": "decoder_layers",
+}
+# SigLIP pools its images with one more FFN, which reads the same field.
+_POOLED: dict[str, Any] = {"mask": "", "filters": ""}
+_PATCHES: dict[str, Any] = {"mask": "pixel_attention_mask", "filters": ""}
+_LLAMA: dict[str, Any] = {"keep_first": 1, "head_size": "head_dim"}
+_FALCON: dict[str, Any] = {"keep_first": 1, "filters": "ffn_hidden_size"}
+_T5: dict[str, Any] = {"keep_first": 1, "first": True, "filters": "d_ff"}
+_SPEECH: dict[str, Any] = {"frames": "_get_feature_vector_attention_mask", "unless": "use_weighted_layer_sum"}
 _GROUPS = "a head is a whole key-value group with its query heads"
 
 
@@ -74,7 +92,7 @@ ROWS: list[Row] = [
         ("bert", "roberta", "xlm-roberta", "camembert", "electra", "ernie", "roformer", "data2vec-text", "rembert"),
         (StackRow("encoder.layer", BERT_LIKE),),
     ),
-    Row(("esm",), (StackRow("encoder.layer", ESM),)),
+    Row(("esm",), (StackRow("encoder.layer", ESM, depth=""),)),
     Row(("roberta-prelayernorm",), (StackRow("encoder.layer", ROBERTA_PRE_LN),)),
     Row(("megatron-bert",), (StackRow("encoder.layer", MEGATRON_BERT),)),
     Row(("xlm-roberta-xl",), (StackRow("encoder.layer", XLM_ROBERTA_XL),)),
@@ -83,7 +101,7 @@ ROWS: list[Row] = [
         (StackRow("encoder.layer", DEBERTA_V1),),
         refuses=(("talking_head", 0, "projections that mix its heads"),),
     ),
-    Row(("distilbert",), (StackRow("transformer.layer", DISTILBERT),)),
+    Row(("distilbert",), (StackRow("transformer.layer", DISTILBERT, filters="hidden_dim", depth="n_layers"),)),
     Row(
         ("mobilebert",),
         tuple(StackRow("encoder.layer", mobilebert(ffns)) for ffns in range(8, 0, -1)),
@@ -96,10 +114,10 @@ ROWS: list[Row] = [
         refuses=(("conv_kernel_size", 0, "a convolution beside the first layer, which the refit cannot follow yet"),),
         note="DeBERTa-v3 too",
     ),
-    Row(("modernbert",), (StackRow("layers", MODERNBERT),)),
+    Row(("modernbert",), (StackRow("layers", MODERNBERT, first=True),)),
     Row(
         ("albert",),
-        (StackRow("encoder.albert_layer_groups.0.albert_layers", ALBERT, repeats="num_hidden_layers"),),
+        (StackRow("encoder.albert_layer_groups.0.albert_layers", ALBERT, repeats="num_hidden_layers", depth=""),),
         refuses=(("num_hidden_groups", 1, "several groups of shared layers, of which only one can be cut yet"),),
         note="its layers share weights: one cut for all depths, one head stays",
     ),
@@ -108,33 +126,43 @@ ROWS: list[Row] = [
         ("swin",),
         tuple(StackRow(f"encoder.layers.{stage}.blocks", SWIN, mask="") for stage in range(6)),
         note="every stage is a stack of its own",
+        uneven="its configuration gives the width of FFNs as a ratio, for layers of different sizes",
     ),
-    Row(("beit",), (StackRow("layers", BEIT, mask=""),)),
+    Row(("beit",), (StackRow("layers", BEIT, mask="", depth=""),)),
     Row(
         ("dinov2", "dinov2_with_registers"),
-        tuple(StackRow("encoder.layer", parts, mask="") for parts in DINOV2),
+        tuple(StackRow("encoder.layer", parts, mask="", filters="", depth="") for parts in DINOV2),
+        uneven="its configuration gives the width of FFNs as a multiple of the hidden size, and names every layer",
     ),
-    Row(("dinov3_vit",), (StackRow("model.layer", DINOV3, mask=""), StackRow("layer", DINOV3, mask=""))),
+    Row(
+        ("dinov3_vit",),
+        (StackRow("model.layer", DINOV3, mask="", depth=""), StackRow("layer", DINOV3, mask="", depth="")),
+    ),
     Row(
         ("siglip2",),
         (
             StackRow("text_model.encoder.layers", CLIP, config="text_config"),
-            StackRow("vision_model.encoder.layers", CLIP, config="vision_config", mask="pixel_attention_mask"),
+            StackRow("vision_model.encoder.layers", CLIP, config="vision_config", **_PATCHES),
         ),
         note="both towers",
     ),
     Row(
         ("siglip2_vision_model",),
-        (
-            StackRow("encoder.layers", CLIP, mask="pixel_attention_mask"),
-            StackRow("vision_model.encoder.layers", CLIP, mask="pixel_attention_mask"),
-        ),
+        (StackRow("encoder.layers", CLIP, **_PATCHES), StackRow("vision_model.encoder.layers", CLIP, **_PATCHES)),
     ),
     Row(
-        ("clip", "siglip"),
+        ("clip",),
         (
             StackRow("text_model.encoder.layers", CLIP, config="text_config"),
             StackRow("vision_model.encoder.layers", CLIP, config="vision_config", mask=""),
+        ),
+        note="both towers",
+    ),
+    Row(
+        ("siglip",),
+        (
+            StackRow("text_model.encoder.layers", CLIP, config="text_config"),
+            StackRow("vision_model.encoder.layers", CLIP, config="vision_config", **_POOLED),
         ),
         note="both towers",
     ),
@@ -143,51 +171,57 @@ ROWS: list[Row] = [
         (StackRow("encoder.layers", CLIP), StackRow("text_model.encoder.layers", CLIP)),
     ),
     Row(
-        ("clip_vision_model", "siglip_vision_model"),
+        ("clip_vision_model",),
         (StackRow("encoder.layers", CLIP, mask=""), StackRow("vision_model.encoder.layers", CLIP, mask="")),
+    ),
+    Row(
+        ("siglip_vision_model",),
+        (StackRow("encoder.layers", CLIP, **_POOLED), StackRow("vision_model.encoder.layers", CLIP, **_POOLED)),
     ),
     Row(
         ("wav2vec2", "hubert", "unispeech", "unispeech-sat"),
         (
-            StackRow("encoder.layers", SPEECH_PRE_LN, frames=_FRAMES, when="do_stable_layer_norm"),
-            StackRow("encoder.layers", SPEECH, frames=_FRAMES),
+            StackRow("encoder.layers", SPEECH_PRE_LN, when="do_stable_layer_norm", **_SPEECH),
+            StackRow("encoder.layers", SPEECH, **_SPEECH),
         ),
     ),
     Row(
         ("whisper",),
         (
-            StackRow("encoder.layers", fairseq(pre_norm=True), mask="", heads="encoder_attention_heads", groups=""),
+            StackRow("encoder.layers", fairseq(pre_norm=True), mask="", **_ENCODER),
             *_decoders(pre_norm=True),
         ),
     ),
     Row(
         ("mbart", "pegasus", "m2m_100", "blenderbot"),
         (
-            StackRow("encoder.layers", fairseq(pre_norm=True), heads="encoder_attention_heads", groups=""),
+            StackRow("encoder.layers", fairseq(pre_norm=True), **_ENCODER),
             *_decoders(pre_norm=True),
         ),
     ),
     Row(
         ("bart", "marian", "blenderbot-small", "plbart"),
         (
-            StackRow("encoder.layers", fairseq(pre_norm=False), heads="encoder_attention_heads", groups=""),
+            StackRow("encoder.layers", fairseq(pre_norm=False), **_ENCODER),
             *_decoders(pre_norm=False),
         ),
     ),
     Row(
         ("t5", "mt5"),
         (
-            StackRow("encoder.block", t5(), keep_first=1),
-            StackRow("decoder.block", t5(across=True), keep_first=1, **_TARGETS),
+            StackRow("encoder.block", t5(), depth="num_layers", **_T5),
+            StackRow("decoder.block", t5(across=True), depth="num_decoder_layers", **_T5, **_TARGETS),
         ),
         note="Flan-T5 too",
     ),
-    Row(("gpt2",), (StackRow("h", GPT2, keep_first=1),)),
+    Row(("gpt2",), (StackRow("h", GPT2, keep_first=1, filters="n_inner", depth="n_layer"),)),
     Row(
         ("opt",),
         (
-            StackRow("decoder.layers", fairseq(pre_norm=True), keep_first=1, when="do_layer_norm_before"),
-            StackRow("decoder.layers", fairseq(pre_norm=False), keep_first=1),
+            StackRow(
+                "decoder.layers", fairseq(pre_norm=True), keep_first=1, filters="ffn_dim", when="do_layer_norm_before"
+            ),
+            StackRow("decoder.layers", fairseq(pre_norm=False), keep_first=1, filters="ffn_dim"),
         ),
     ),
     Row(
@@ -200,32 +234,32 @@ ROWS: list[Row] = [
             "smollm3",
             "olmo",
             "ministral",
-            "helium",
             "seed_oss",
             "ernie4_5",
             "hunyuan_v1_dense",
             "arcee",
             "nemotron",
         ),
-        (StackRow("layers", LLAMA, keep_first=1),),
+        (StackRow("layers", LLAMA, **_LLAMA),),
         note=_GROUPS,
     ),
-    Row(("granite",), (StackRow("layers", GRANITE, keep_first=1),), note=_GROUPS),
-    Row(("starcoder2",), (StackRow("layers", STARCODER2, keep_first=1),), note=_GROUPS),
-    Row(("glm",), (StackRow("layers", GLM, keep_first=1),), note=_GROUPS),
-    Row(("glm4",), (StackRow("layers", GLM4, keep_first=1),), note=_GROUPS),
-    Row(("phi3",), (StackRow("layers", PHI3, keep_first=1),), note=f"Phi-4 too; {_GROUPS}"),
-    Row(("gemma2", "gemma3_text"), (StackRow("layers", GEMMA2, keep_first=1),), note=_GROUPS),
+    Row(("helium",), (StackRow("layers", LLAMA, keep_first=1),), note=_GROUPS),
+    Row(("granite",), (StackRow("layers", GRANITE, **_LLAMA),), note=_GROUPS),
+    Row(("starcoder2",), (StackRow("layers", STARCODER2, **_LLAMA),), note=_GROUPS),
+    Row(("glm",), (StackRow("layers", GLM, **_LLAMA),), note=_GROUPS),
+    Row(("glm4",), (StackRow("layers", GLM4, **_LLAMA),), note=_GROUPS),
+    Row(("phi3",), (StackRow("layers", PHI3, **_LLAMA),), note=f"Phi-4 too; {_GROUPS}"),
+    Row(("gemma2", "gemma3_text"), (StackRow("layers", GEMMA2, **_LLAMA),), note=_GROUPS),
     Row(
         ("gemma3",),
-        (StackRow("language_model.layers", GEMMA2, keep_first=1, config="text_config"),),
+        (StackRow("language_model.layers", GEMMA2, config="text_config", **_LLAMA),),
         note=f"the language model; {_GROUPS}",
     ),
-    Row(("exaone4",), (StackRow("layers", EXAONE4, keep_first=1),), note=_GROUPS),
-    Row(("olmo2", "olmo3"), (StackRow("layers", OLMO2, keep_first=1),), note="every head stays: one norm is over all"),
+    Row(("exaone4",), (StackRow("layers", EXAONE4, **_LLAMA),), note=_GROUPS),
+    Row(("olmo2", "olmo3"), (StackRow("layers", OLMO2, **_LLAMA),), note="every head stays: one norm is over all"),
     Row(
         ("phi",),
-        (StackRow("layers", PHI, keep_first=1),),
+        (StackRow("layers", PHI, **_LLAMA),),
         note=_GROUPS,
     ),
     Row(
@@ -239,12 +273,12 @@ ROWS: list[Row] = [
     Row(
         ("falcon",),
         (
-            StackRow("h", FALCON_TWO_NORMS, keep_first=1, groups="num_kv_heads", when="new_decoder_architecture"),
-            StackRow("h", beside(FALCON), keep_first=1, groups="num_kv_heads", when="new_decoder_architecture"),
-            StackRow("h", beside(FALCON), keep_first=1, groups=1, when="multi_query and parallel_attn"),
-            StackRow("h", beside(FALCON), keep_first=1, groups="", when="parallel_attn"),
-            StackRow("h", FALCON, keep_first=1, groups=1, when="multi_query"),
-            StackRow("h", FALCON, keep_first=1, groups=""),
+            StackRow("h", FALCON_TWO_NORMS, groups="num_kv_heads", when="new_decoder_architecture", **_FALCON),
+            StackRow("h", beside(FALCON), groups="num_kv_heads", when="new_decoder_architecture", **_FALCON),
+            StackRow("h", beside(FALCON), groups=1, when="multi_query and parallel_attn", **_FALCON),
+            StackRow("h", beside(FALCON), groups="", when="parallel_attn", **_FALCON),
+            StackRow("h", FALCON, groups=1, when="multi_query", **_FALCON),
+            StackRow("h", FALCON, groups="", **_FALCON),
         ),
         refuses=(("alibi", 0, "an ALiBi bias with a slice for every head, handed on from layer to layer"),),
         note=_GROUPS,
@@ -260,12 +294,12 @@ ROWS: list[Row] = [
     ),
     Row(
         ("cohere", "cohere2"),
-        (StackRow("layers", COHERE, keep_first=1),),
+        (StackRow("layers", COHERE, **_LLAMA),),
         note=_GROUPS,
     ),
-    Row(("gptj",), (StackRow("h", GPTJ, keep_first=1),)),
-    Row(("gpt_neo",), (StackRow("h", GPT_NEO, keep_first=1),)),
-    Row(("eurobert",), (StackRow("layers", LLAMA),), note=_GROUPS),
+    Row(("gptj",), (StackRow("h", GPTJ, keep_first=1, filters="n_inner", depth="n_layer"),)),
+    Row(("gpt_neo",), (StackRow("h", GPT_NEO, keep_first=1, depth=""),)),
+    Row(("eurobert",), (StackRow("layers", LLAMA, head_size="head_dim"),), note=_GROUPS),
     Row(("nomic_bert",), (StackRow("layers", NOMIC),)),
     Row(
         ("moonshine",),
@@ -276,6 +310,7 @@ ROWS: list[Row] = [
                 mask="",
                 heads="encoder_num_attention_heads",
                 groups="encoder_num_key_value_heads",
+                depth="encoder_num_hidden_layers",
             ),
             StackRow(
                 "decoder.layers",
@@ -284,6 +319,7 @@ ROWS: list[Row] = [
                 **_TARGETS,
                 heads="decoder_num_attention_heads",
                 groups="decoder_num_key_value_heads",
+                depth="decoder_num_hidden_layers",
             ),
         ),
     ),

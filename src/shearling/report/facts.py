@@ -204,8 +204,10 @@ def kinds_of(layers: Sequence[Layer]) -> list[str]:
 
 def loading(directory: str, record: Mapping[str, Any]) -> str:
     """How to load a pruned model: ours, and the way people know."""
-    ours = f'import shearling\n\nmodel = shearling.load("{directory}")'
     name = record.get("auto_class") or record.get("architecture")
+    if record.get("shape") == "stock" and name is not None:
+        return f'from transformers import {name}\n\nmodel = {name}.from_pretrained("{directory}")'
+    ours = f'import shearling\n\nmodel = shearling.load("{directory}")'
     if name is None:
         return ours
     known = f'from transformers import {name}\n\nmodel = {name}.from_pretrained("{directory}")'
@@ -283,6 +285,7 @@ def _told(record: Mapping[str, Any]) -> dict[str, str]:
         "pruned from": record.get("base"),
         "method": record["method"] + (", label-free" if record["method"] == "surgeon" and not labelled else ""),
         "constraint": constraint_of(record),
+        "shape": record.get("stock") and _stock(record["stock"]),
         "sample": f"{count(sample['examples'], 'example')}, {sample['mean_length']:.0f} tokens on average, seed "
         f"{record.get('seed')}, sha256 {str(sample['fingerprint'])[:16]}",
         "examples": used
@@ -294,6 +297,15 @@ def _told(record: Mapping[str, Any]) -> dict[str, str]:
         "made with": ", ".join(f"{name} {version}" for name, version in record.get("versions", {}).items()),
     }
     return {name: str(words) for name, words in told.items() if words}
+
+
+def _stock(found: Mapping[str, Any]) -> str:
+    """`stock: 4 layers with 12 of 12 heads, 440 of 1536 filters; estimated loss ...`, beside uneven shapes."""
+    sizes = ", ".join(f"{dial['count']} of {dial['dense']} {dial['kind']}" for dial in found["dials"])
+    uneven = found["uneven_loss"]
+    beside = "" if uneven is None else f", {uneven:.2g} with uneven layers of the same cost"
+    depth = count(sum(map(len, found["layers"])), "layer")
+    return f"stock: {depth} with {sizes}; estimated loss {found['loss']:.2g} nats an example{beside}"
 
 
 def _polish(found: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from shearling.methods import Repaired
 FORMAT = 1
 COSTS = ("flops", "params", "flops_model", "params_model")
 SAMPLE = ("examples", "mean_length", "fingerprint")  # fields that the JSON has under "sample"
-OPTIONAL = ("evaluation", "agreement", "latency", "timing", "polish", "samples")
+OPTIONAL = ("stock", "evaluation", "agreement", "latency", "timing", "polish", "samples")
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,9 @@ class Report:
     latency     predicted and measured, of dense, where a latency was asked for
     timing      {device, measured, dense_ms, pruned_ms, ...}: both models timed after the run
     polish      {before, after, passes, seconds, examples}: the judge before and after
+    shape       uneven or stock
+    stock       {layers, dials, loss, uneven_loss}: the layers that stay, the counts that all of them have, and the
+                estimated loss in nats an example, beside that of uneven shapes at the same budget
     samples     {used, given, why}: how many examples the run took of how many, and for what reason
     extra       what a workflow adds
     """
@@ -69,6 +72,8 @@ class Report:
     timing: dict[str, Any] | None = None
     polish: dict[str, Any] | None = None
     samples: dict[str, Any] | None = None
+    shape: str = "uneven"
+    stock: dict[str, Any] | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

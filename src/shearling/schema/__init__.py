@@ -33,6 +33,7 @@ MAX_LAYERS = 1024
 MAX_LABELS = 2**20
 LONGEST = 3600.0  # seconds; one forward pass does not take an hour
 KINDS = ("flops", "params", "latency")
+SHAPES = ("uneven", "stock")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 RUNTIMES = ("eager", "graphs")
 
@@ -71,6 +72,15 @@ RECORD = Schema(
             "agreement?": record({"kind": TEXT, "value": NUMBER, "examples": COUNT}),
             "polish?": record(
                 {**each("before? after? seconds?", NUMBER), **each("passes? examples?", COUNT), "why?": TEXT}
+            ),
+            "shape?": one_of(SHAPES),
+            "stock?": record(
+                {
+                    "layers": several(several(COUNT)),
+                    "loss": NUMBER,
+                    "uneven_loss": or_none(NUMBER),
+                    "dials": several(record({"kind": TEXT, **each("count dense", COUNT)})),
+                }
             ),
             "samples?": record({"used": COUNT, "given?": COUNT, "why?": TEXT}),
             **each("latency? timing?", _TIMING),

@@ -15,6 +15,7 @@ from shearling.evaluation.exam import Evaluation, Exam
 from shearling.latency.meet import read_table
 from shearling.latency.table import Table
 from shearling.methods import Method, method_of
+from shearling.methods.ranges import Shape, checked_shape
 from shearling.pipeline import Plan, Pruned
 from shearling.workflows.pruning import take
 
@@ -33,6 +34,7 @@ class Grid:
     seeds: Sequence[int] = (0,)
     multiple_of: int | None = None
     table: Path | None = None
+    shape: Shape = "uneven"
 
     def __post_init__(self) -> None:
         """Complain before any work is done."""
@@ -44,6 +46,7 @@ class Grid:
         for seed in self.seeds:
             if not 0 <= seed < SEEDS:
                 raise InputError(f"--seeds takes numbers from 0 on, below 2^63; {seed} is none.")
+        checked_shape(self.shape)
         if self.times is None and any("latency" in budget for budget in self.budgets):
             raise ConstraintError("A sweep over --latency needs a --table; make it with `shearling profile`.")
 
@@ -58,7 +61,12 @@ class Grid:
 
 
 def grid_of(
-    methods: str, seeds: str, multiple_of: int | None = None, table: Path | None = None, **budgets: str | None
+    methods: str,
+    seeds: str,
+    multiple_of: int | None = None,
+    table: Path | None = None,
+    shape: Shape = "uneven",
+    **budgets: str | None,
 ) -> Grid:
     """The grid that comma-separated words ask for; `budgets` by kind."""
     given = {
@@ -72,6 +80,7 @@ def grid_of(
         [_number(word, int, "--seeds") for word in _words(seeds)],
         multiple_of,
         table,
+        shape,
     )
 
 
@@ -137,7 +146,9 @@ def outcomes(
                 if watcher is not None:
                     watcher("sweep", count, total)
                 point = Outcome(name, budget, seed)
-                asked: dict[str, Any] = {**budget, "table": grid.times, "multiple_of": grid.multiple_of}
+                asked: dict[str, Any] = {
+                    **budget, "table": grid.times, "multiple_of": grid.multiple_of, "shape": grid.shape
+                }  # fmt: skip
                 try:
                     pruned = plan.prune(**asked)
                 except ConstraintError as error:  # this budget cannot be met; the others may

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from shearling import pipeline
 from shearling.engine.progress import Watcher
 from shearling.methods import Method, method_of
+from shearling.methods.ranges import Samples, Shape
 from shearling.pipeline import Plan, Pruned
-from shearling.verify import Samples
 from shearling.workflows.given import Data, is_transformer, needs_reading, renamed
 from shearling.workflows.progress import READING, ProgressLike, stages_of, watcher_of, watching
 
@@ -40,6 +40,7 @@ def prune(
     timing: bool = True,
     method: str | Method = "surgeon",
     multiple_of: int | None = None,
+    shape: Shape = "uneven",
     samples: Samples = "auto",
     seed: int = 0,
     task: str | None = None,
@@ -80,6 +81,8 @@ def prune(
 
     method      "surgeon", "paper", or a configured one such as `shearling.Surgeon(refit=False)`
     multiple_of round filter counts; by default to what the method asks for (surgeon: 8 in wide FFNs)
+    shape       "uneven" (every layer its own sizes), or "stock": one width, one number of heads where the configuration
+                can tell it, maybe fewer layers; an ordinary checkpoint that any engine of the family loads
     samples     how many examples to draw from the data, by the seed; "auto" takes up to 2,048
     seed        draws the sample, and labels from the model
 
@@ -103,8 +106,8 @@ def prune(
         if _ready(model, data) and eval is None and max_drop is None:
             return pipeline.prune(
                 model, data, flops=flops, params=params, latency=latency, table=table, batch_size=batch_size,
-                seq_len=seq_len, correct=correct, method=chosen, multiple_of=multiple_of, samples=samples, seed=seed,
-                length=length, watcher=watch,
+                seq_len=seq_len, correct=correct, method=chosen, multiple_of=multiple_of, shape=shape, samples=samples,
+                seed=seed, length=length, watcher=watch,
             )  # fmt: skip
         from shearling.workflows.max_drop import drop_of
         from shearling.workflows.pruning import prune_source
@@ -117,7 +120,7 @@ def prune(
         )  # fmt: skip
         return prune_source(
             source,
-            Target(flops, params, multiple_of, latency, table, correct, batch_size, seq_len),
+            Target(flops, params, multiple_of, latency, table, correct, batch_size, seq_len, shape),
             chosen,
             evaluation=eval,
             limit=limit,

@@ -17,9 +17,9 @@ from shearling.errors import DataError, InputError, ModelError
 from shearling.evaluation.exam import Exam, make_exam
 from shearling.integrations.sentence_transformers import is_sentence_model, transformer_of
 from shearling.methods import Method
+from shearling.methods.ranges import Samples, checked_samples
 from shearling.models.pooling import pooling_of
 from shearling.sample.read import reads_targets
-from shearling.verify import Samples, checked_samples
 from shearling.workflows.given import is_text, is_transformer, needs_reading
 
 if TYPE_CHECKING:

@@ -19,11 +19,11 @@ from shearling.files import RECORD, weights_digest
 from shearling.latency.table import check_fits
 from shearling.latency.timing import device_name
 from shearling.methods import Method, method_of
+from shearling.methods.ranges import Samples, Shape
 from shearling.models.digest import weights_digest_of
 from shearling.models.structure import structure_of
 from shearling.pipeline import Plan
 from shearling.sample.read import sample_of
-from shearling.verify import Samples
 from shearling.workflows.grid import Grid, Outcome, budgets_of, outcomes
 from shearling.workflows.progress import READING, ProgressLike, watching
 from shearling.workflows.pruning import changes, keep, measured, take, timed
@@ -63,6 +63,7 @@ def sweep(
     timing: bool = True,
     limit: int | None = None,
     multiple_of: int | None = None,
+    shape: Shape = "uneven",
     tokenizer: Any = None,
     samples: Samples = "auto",
     task: str | None = None,
@@ -105,6 +106,7 @@ def sweep(
         tuple(seeds),
         multiple_of,
         None if table is None else Path(table),
+        shape,
     )
     source = Source(
         model, data, task, text_columns, label_column, max_length, batch_size, samples, grid.seeds[0], device, dtype,
@@ -232,6 +234,7 @@ def _draw_curves(store: Store, title: str) -> None:
 def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[str, Any]:
     """All that a point depends on besides its method, budget and seed."""
     given = {"metric": source.metric, "index": source.index, "pooling": source.pooling, "prefix": source.prefix}
+    given["shape"] = None if grid.shape == "uneven" else grid.shape  # sweeps of 0.1 have none
     return {name: value for name, value in given.items() if value is not None} | {
         "model": source.name,
         "weights": weights_digest_of(loaded.model) if folder_of(source) is None else weights_digest(source.name),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from shearling.costs import Constraint
 from shearling.latency.meet import TableLike, read_table
+from shearling.methods.ranges import Shape, checked_shape
 from shearling.pipeline import Plan, Pruned
 
 
@@ -21,9 +22,11 @@ class Target:
     correct: bool = True
     batch_size: int = 1
     seq_len: int | None = None
+    shape: Shape = "uneven"
 
     def checked(self) -> Target:
         """The target with its table read; complains about ratios before any work is done."""
+        checked_shape(self.shape)
         Constraint.of(flops=self.flops, params=self.params, latency=self.latency)
         return replace(self, table=read_table(self.table, self.latency))
 

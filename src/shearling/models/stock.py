@@ -1,0 +1,201 @@
+"""Stock shapes: sizes that a family's own configuration can tell, so that any loader of the family reads the result.
+
+A dial is one field of the configuration: the width of all FFNs of a stack, or the number of its heads (or key-value
+groups). Stacks that read the same field share the dial. Whole layers may go too.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from shearling.errors import CheckFailed, UnsupportedArchitecture
+from shearling.models.modeling_shearling import OwnConfig
+from shearling.models.row import Kind, StackRow
+from shearling.models.structure import Stack, Structure, structure_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Layers = tuple[tuple[int, ...], ...]  # per stack, the layers that stay
+
+PER_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types")  # fields with one entry a layer
+NUMBERS = ("layer_idx", "layer_id", "layer_number")  # attributes that say where in its stack a layer is
+
+
+@dataclass(frozen=True)
+class Dial:
+    """One size that the configuration tells.
+
+    sublayers  the numbers of the sublayers, among all of the model, that have this size
+    counts     what it may be, ascending; one entry where it is fixed
+    """
+
+    kind: Kind
+    sublayers: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+def dials_of(structure: Structure) -> list[Dial]:
+    """The dials of a model; together they hold every sublayer."""
+    members: dict[tuple[str, str], list[int]] = {}
+    rows: dict[tuple[str, str], StackRow] = {}
+    for number, (stack, sublayer) in enumerate(_sublayers(structure)):
+        field = stack.row.filters if sublayer.kind == "filters" else stack.row.heads
+        key = (stack.row.config if field else stack.row.layers, field)
+        rows[key] = stack.row
+        members.setdefault(key, []).append(number)
+    return [_dial(structure, rows[key], found) for key, found in members.items()]
+
+
+def _sublayers(structure: Structure) -> list[tuple[Stack, Any]]:
+    return [(stack, s) for stack in structure.stacks for layer in stack.sublayers for s in layer]
+
+
+def _dial(structure: Structure, row: StackRow, members: list[int]) -> Dial:
+    sublayers = [structure.sublayers[i] for i in members]
+    kind, units = sublayers[0].kind, sublayers[0].units
+    config = _part_of(structure.model.config, row)
+    free = hasattr(config, row.filters or "_") if kind == "filters" else bool(row.head_size)
+    least = max([1 if free else units, *(s.floor for s in sublayers)])
+    counts = (
+        n for n in range(least, units + 1) if kind == "filters" or _accepted(config, _head_fields(row, config, n))
+    )
+    return Dial(kind, tuple(members), tuple(counts))
+
+
+def _part_of(config: Any, row: StackRow) -> Any:
+    """The configuration of a stack."""
+    return getattr(config, row.config) if row.config else config
+
+
+def _head_fields(row: StackRow, config: Any, count: int) -> dict[str, int]:
+    """What the configuration says where `count` heads (or key-value groups) are left; nothing where all are."""
+    heads = int(getattr(config, row.heads))
+    groups = getattr(config, row.groups, None) if isinstance(row.groups, str) else row.groups
+    if count == (groups or heads):
+        return {}
+    size = getattr(config, row.head_size, None) or config.hidden_size // heads
+    fields = {row.heads: count * heads // int(groups or heads), row.head_size: int(size)}
+    return fields | ({row.groups: count} if isinstance(row.groups, str) and groups else {})
+
+
+def _accepted(config: Any, fields: dict[str, int]) -> bool:
+    """Whether the family's configuration takes these values: some want the hidden size to be a multiple of heads."""
+    try:
+        type(config).from_dict(config.to_dict() | fields)
+    except Exception:  # validators have error classes of their own
+        return False
+    return True
+
+
+def check_stock(structure: Structure) -> None:
+    """Complain about a model that has no stock shapes."""
+    model = structure.model
+    name = model.config.model_type
+    why = structure.row.uneven
+    if getattr(model.config, "shearling", None):
+        why = "it was pruned to uneven layers before; start from the dense model"
+    elif not why and not removable_layers(structure) and all(len(dial.counts) == 1 for dial in dials_of(structure)):
+        why = "its configuration has fields for none of its sizes"
+    if why:
+        raise UnsupportedArchitecture(f"This {name} has no stock shapes: {why}. Use uneven shapes (--shape uneven).")
+
+
+def removable_layers(structure: Structure) -> list[tuple[int, int]]:
+    """(stack, layer) of every layer that the configuration can do without."""
+    found = []
+    for number, stack in enumerate(structure.stacks):
+        config = _part_of(structure.model.config, stack.row)
+        if hasattr(config, stack.row.depth or "_") and not getattr(config, stack.row.unless or "_", False):
+            found += [(number, layer) for layer in range(int(stack.row.first), len(stack.layers))]
+    return found
+
+
+def all_layers(structure: Structure) -> Layers:
+    """Every layer of every stack."""
+    return tuple(tuple(range(len(stack.layers))) for stack in structure.stacks)
+
+
+def less(layers: Layers, gone: tuple[int, int]) -> Layers:
+    """The layers without one, given as (stack, layer)."""
+    return tuple(tuple(n for n in stay if (number, n) != gone) for number, stay in enumerate(layers))
+
+
+def without_layers(structure: Structure, layers: Layers, *, shared: bool = False) -> Structure:
+    """A copy of the model with these layers only, as its configuration says.
+
+    shared  weights stay the model's own memory: for a copy that is run, never changed, and thrown away
+    """
+    model = structure.model
+    student = copy.deepcopy(model, {id(p): p for p in model.parameters()} if shared else {})
+    for stack, stay in zip(structure.stacks, layers, strict=True):
+        if len(stay) == len(stack.layers):
+            continue
+        pile: Any = student.base_model.get_submodule(stack.row.layers)
+        for layer in sorted(set(range(len(pile))) - set(stay), reverse=True):
+            del pile[layer]
+        for number, layer in enumerate(pile):
+            _renumber(layer, number)
+        config = _part_of(student.config, stack.row)
+        setattr(config, stack.row.depth, len(stay))
+        for field in PER_LAYER:
+            if isinstance(values := getattr(config, field, None), (list, tuple)):
+                setattr(config, field, [values[layer] for layer in stay])
+    return numbered(structure_of(student), layers)
+
+
+def _renumber(layer: nn.Module, number: int) -> None:
+    for module in layer.modules():
+        for name in NUMBERS:
+            if isinstance(getattr(module, name, None), int):
+                setattr(module, name, number)
+
+
+def numbered(structure: Structure, layers: Layers) -> Structure:
+    """The structure of a model that lacks layers, knowing which of the dense model's it has."""
+    stacks, depth = [], 0
+    for stack, stay in zip(structure.stacks, layers, strict=True):
+        named = (
+            tuple(replace(s, depth=depth + number) for s in sublayers)
+            for number, sublayers in zip(stay, stack.sublayers, strict=True)
+        )
+        stacks.append(replace(stack, sublayers=tuple(named), numbers=stay))
+        depth += max(stay) + 1
+    return replace(structure, stacks=tuple(stacks))
+
+
+def write_sizes(model: PreTrainedModel) -> None:
+    """Have the configuration tell the sizes that the layers have, and nothing that only shearling understands."""
+    wanted: list[tuple[Any, dict[str, int]]] = []
+    for stack, sublayer in _sublayers(structure_of(model)):
+        config = _part_of(model.config, stack.row)
+        if sublayer.kind == "heads":
+            wanted.append((config, _head_fields(stack.row, config, sublayer.units)))
+        elif stack.row.filters:
+            wanted.append((config, {stack.row.filters: sublayer.units}))
+    for config, fields in wanted:
+        for name, value in fields.items():
+            setattr(config, name, value)
+    vars(model.config).pop("shearling", None)
+    for module in model.modules():
+        if isinstance(own := getattr(module, "config", None), OwnConfig):
+            module.config = own.shared
+
+
+def check_ordinary(model: PreTrainedModel) -> None:
+    """A model that the family's own class makes of this configuration must have the same weights."""
+    config: Any = type(model.config).from_dict(model.config.to_dict())
+    with torch.device("meta"):
+        plain = type(model)(config)
+    found, wanted = ({name: tuple(p.shape) for name, p in m.named_parameters()} for m in (model, plain))
+    for name in sorted(found.keys() | wanted.keys()):
+        if found.get(name) != wanted.get(name):
+            raise CheckFailed(
+                f"'{name}' has the shape {found.get(name)}, but the configuration makes it {wanted.get(name)}. Nothing "
+                "was saved; please report this with the model's config.json, and use --shape uneven."
+            )

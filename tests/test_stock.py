@@ -1,0 +1,228 @@
+"""Stock shapes, end to end: dials by brute force, layers that go, what is refused, loading without shearling."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import shearling
+from families import outputs_of, tiny_batches, tiny_model
+from latency.tables import table_of
+from shearling.costs import Constraint
+from shearling.engine.divergence import divergences
+from shearling.errors import ConstraintError, InputError, UnsupportedArchitecture
+from shearling.latency import meet
+from shearling.methods import stock
+from shearling.models.structure import structure_of
+from shearling.pipeline import measure
+from tiny import batches_of, inputs_of, model_of
+
+ABROAD = """
+import json, sys, torch, transformers
+try:
+    import shearling
+except ImportError:
+    pass
+else:
+    raise SystemExit("shearling is here")
+for name, cls in json.loads(sys.argv[1]).items():
+    model, info = getattr(transformers, cls).from_pretrained(f"{sys.argv[2]}/{name}", output_loading_info=True)
+    assert not any(info.values()), info
+    inputs = torch.load(f"{sys.argv[2]}/{name}.inputs")
+    with torch.no_grad():
+        outputs = model.eval()(**inputs)
+    torch.save({k: v for k, v in outputs.items() if isinstance(v, torch.Tensor)}, f"{sys.argv[2]}/{name}.outputs")
+"""
+CLASSES = {
+    "bert": "AutoModelForSequenceClassification",
+    "mpnet": "AutoModel",
+    "llama": "AutoModelForCausalLM",
+    "t5": "AutoModelForSeq2SeqLM",
+}
+
+
+def test_loads_where_shearling_cannot_be_imported(tmp_path: Path) -> None:
+    stub = tmp_path / "stub" / "shearling"
+    stub.mkdir(parents=True)
+    (stub / "__init__.py").write_text("raise ImportError('not installed')\n")
+    wanted = {}
+    for name in CLASSES:
+        pruned = shearling.prune(tiny_model(name), tiny_batches(name), flops=0.45, shape="stock", progress=False)
+        pruned.save(tmp_path / name)
+        assert not list((tmp_path / name).glob("*.py"))
+        inputs = inputs_of(tiny_batches(name)[0])
+        torch.save(inputs, tmp_path / f"{name}.inputs")
+        wanted[name] = outputs_of(pruned.model, inputs)
+    subprocess.run(
+        [sys.executable, "-c", ABROAD, json.dumps(CLASSES), str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(stub.parent), "HF_HUB_OFFLINE": "1"},
+        check=True,
+        timeout=300,
+    )
+    names = ("logits", "start_logits", "end_logits", "text_embeds", "image_embeds", "last_hidden_state")
+    for name, expected in wanted.items():
+        found = torch.load(tmp_path / f"{name}.outputs")
+        found = torch.cat([found[n].flatten(1).float() for n in names if n in found], 1)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.fixture
+def estimated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The least estimate is taken as it is."""
+    monkeypatch.setattr(stock, "FINALISTS", 1)
+
+
+def widths(model: Any) -> list[dict[str, int]]:
+    return structure_of(model).sizes
+
+
+@pytest.fixture(scope="module")
+def deep() -> Any:
+    return model_of("bert", num_hidden_layers=4)
+
+
+@pytest.mark.usefixtures("estimated")
+@pytest.mark.parametrize("asked", [{"flops": 0.7}, {"flops": 0.45}, {"params": 0.3}, {"flops": 0.6, "params": 0.5}])
+def test_the_dials_are_the_best_of_all(deep: Any, asked: dict[str, float]) -> None:
+    plan = measure(deep, batches_of(), method="surgeon")
+    pruned = plan.prune(**asked, shape="stock", multiple_of=1)
+    limits = Constraint.of(**asked).limits(plan.structure, plan.lengths)
+    losses = plan.method.losses(plan.evidence, plan.structure, plan.lengths)
+    totals = []
+    for removal, width in itertools.product(list(plan._layer_order), range(1, 49)):
+        counts = [
+            0 if s.depth not in removal.layers[0] else width if s.kind == "filters" else s.units
+            for s in plan.structure.sublayers
+        ]
+        if all(limit.holds(counts) for limit in limits):
+            units = zip(losses, counts, strict=True)
+            totals.append(removal.loss + sum(loss[n] for loss, n in units if n))
+    assert pruned.report.stock is not None
+    assert pruned.report.stock["loss"] == pytest.approx(min(totals))
+    record = pruned.report.to_json()
+    assert all(record[kind]["ratio"] <= ratio for kind, ratio in asked.items())
+    assert len({tuple(sizes.items()) for sizes in widths(pruned.model)}) == 1
+
+
+@pytest.mark.usefixtures("estimated")
+def test_key_value_groups_go_too() -> None:
+    plan = measure(tiny_model("llama"), tiny_batches("llama"), method="surgeon")
+    losses = plan.method.losses(plan.evidence, plan.structure, plan.lengths)
+    limits = Constraint.of(params=0.4).limits(plan.structure, plan.lengths)
+    pruned = plan.prune(params=0.4, shape="stock", multiple_of=1)
+    totals = []
+    for removal, groups, width in itertools.product(list(plan._layer_order), (1, 2), range(1, 49)):
+        each = {"heads": groups, "filters": width}
+        counts = [each[s.kind] if s.depth in removal.layers[0] else 0 for s in plan.structure.sublayers]
+        if all(limit.holds(counts) for limit in limits):
+            totals.append(removal.loss + sum(loss[n] for loss, n in zip(losses, counts, strict=True) if n))
+    assert pruned.report.stock is not None
+    assert pruned.report.stock["loss"] == pytest.approx(min(totals))
+    config = pruned.model.config
+    assert config.num_attention_heads == 2 * config.num_key_value_heads
+    assert config.head_dim == 8
+
+
+@pytest.mark.parametrize("idle", [0, 1, 2])
+def test_a_layer_that_does_nothing_goes_first_and_costs_nothing(idle: int) -> None:
+    model = model_of("llama", head="CausalLM", num_hidden_layers=3, num_key_value_heads=2, pad_token_id=1)
+    layer = model.model.layers[idle]
+    with torch.no_grad():
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    plan = measure(model, batches_of(labels="none"), method="surgeon")
+    pruned = plan.prune(flops=0.67, shape="stock")
+    assert pruned.report.stock is not None
+    assert pruned.report.stock["layers"] == [[n for n in range(3) if n != idle]]
+    assert pruned.report.stock["loss"] == pytest.approx(0, abs=1e-4)
+    assert pruned.report.layers[idle] == {"heads": 0, "filters": 0}
+    assert pruned.model.config.num_hidden_layers == 2
+    assert divergences(model, [pruned.model], plan.sample.cut(10**6), "float32")[0] == pytest.approx(0, abs=1e-3)
+
+
+def test_the_layer_after_a_gap_makes_up_for_it(deep: Any) -> None:
+    """The repair must aim at the teacher's own layer: it brings the outputs nearer, on the examples it has seen."""
+    batches = batches_of(24, labels="none")
+    plan = measure(deep, batches, method="surgeon")
+    found = plan.prune(flops=0.5, shape="stock")
+    assert any(not len(units) for units in found.kept)  # a layer is gone
+    raw = measure(deep, batches, method=shearling.Surgeon(refit=False)).prune(flops=0.5, shape="stock")
+    there, here = divergences(deep, [raw.model, found.model], plan.sample.cut(10**6), "float32")
+    assert here < 0.5 * there
+
+
+def test_of_shapes_that_are_near_the_one_that_runs_best_is_taken(deep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = measure(deep, batches_of(), method="surgeon")
+    monkeypatch.setattr(stock, "NEAR", 1e9)
+    seen = {}
+    monkeypatch.setattr(
+        stock.LayerOrder, "measured", lambda self, cut: seen.setdefault(cut.layers, 1 / (1 + len(seen)))
+    )
+    pruned = plan.prune(flops=0.6, shape="stock")
+    assert pruned.report.stock is not None
+    assert len(seen) > 1
+    assert pruned.report.stock["layers"] == [list(min(seen, key=lambda layers: seen[layers])[0])]
+
+
+def test_the_least_that_can_be_reached_is_named_and_can_be_reached(deep: Any) -> None:
+    refused = r"flops=0\.01 cannot be met by a stock shape.*fewer heads.*at least 0\.\d\d"
+    with pytest.raises(ConstraintError, match=refused) as error:
+        shearling.prune(deep, batches_of(), flops=0.01, shape="stock", progress=False)
+    least = float(str(error.value).partition("at least ")[2][:4])
+    pruned = shearling.prune(deep, batches_of(), flops=least, shape="stock", multiple_of=1, progress=False)
+    assert pruned.report.flops.ratio <= least
+
+
+def test_what_cannot_be_stock(deep: Any) -> None:
+    with pytest.raises(InputError, match="shape='oval' is not known; there are uneven and stock"):
+        shearling.prune(deep, batches_of(), flops=0.5, shape="oval", progress=False)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="losses that surgeon estimates; paper has none"):
+        shearling.prune(deep, batches_of(), flops=0.5, shape="stock", method="paper", progress=False)
+    with pytest.raises(UnsupportedArchitecture, match="swin has no stock shapes"):
+        shearling.prune(tiny_model("swin"), tiny_batches("swin"), flops=0.5, shape="stock", progress=False)
+
+
+def test_a_latency_is_met(deep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = table_of(structure_of(deep))
+
+    def ratio(dense: Any, pruned: Any, table: Any, **_: bool) -> float:
+        sizes = widths(pruned) + [{"heads": 0, "filters": 0}] * (4 - len(widths(pruned)))
+        return table.predict(structure_of(dense), [n for one in sizes for n in one.values()]) / table.dense
+
+    monkeypatch.setattr(meet, "measure_ratio", ratio)
+    pruned = shearling.prune(
+        deep, batches_of(), latency=0.4, flops=0.6, table=table, correct=False, shape="stock", progress=False
+    )
+    record = pruned.report.to_json()
+    assert record["latency"]["measured"] <= 0.4
+    assert record["flops"]["ratio"] <= 0.6
+    assert record["shape"] == "stock"
+
+
+def test_saved_loaded_and_pruned_again(deep: Any, tmp_path: Path) -> None:
+    pruned = shearling.prune(deep, batches_of(), flops=0.6, shape="stock", progress=False)
+    pruned.save(tmp_path / "a")
+    record = json.loads((tmp_path / "a" / "shearling.json").read_text())
+    assert record["shape"] == "stock"
+    assert record["stock"]["dials"][0] == {"kind": "heads", "count": 4, "dense": 4}
+    assert len(record["layers"]) == len(record["dense_layers"]) == 4
+    assert "trust_remote_code" not in (tmp_path / "a" / "README.md").read_text()
+    assert "estimated loss" in str(pruned)
+    again = shearling.load(tmp_path / "a")
+    inputs = inputs_of(batches_of(1)[0])
+    torch.testing.assert_close(outputs_of(again.eval(), inputs), outputs_of(pruned.model.eval(), inputs))
+    twice = shearling.prune(again, batches_of(), flops=0.6, shape="stock", progress=False)
+    assert twice.report.flops.ratio <= 0.6
+    uneven = shearling.prune(again, batches_of(), flops=0.6, progress=False)
+    uneven.save(tmp_path / "b")
+    torch.testing.assert_close(
+        outputs_of(shearling.load(tmp_path / "b").eval(), inputs), outputs_of(uneven.model.eval(), inputs)
+    )

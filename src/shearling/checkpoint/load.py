@@ -110,7 +110,7 @@ def _model_class(config: dict[str, Any], folder: Path, trusted: Any) -> Any:
 
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    if own := own_class(name, config["shearling"].get("auto_map")):
+    if own := own_class(name, config.get("shearling", config).get("auto_map")):  # stock shapes have no entry of ours
         if not trusted:
             raise CheckpointError(
                 f"{folder} is a {name}, a class that comes with the model; load it with trust_remote_code=True, which "

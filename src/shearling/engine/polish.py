@@ -26,8 +26,9 @@ from shearling.sample.sample import Sample
 
 Polish = Literal["auto", "off"] | int | str  # how long: passes, or seconds as "30s"
 PASSES = 40  # on a GPU
+MANY = 20  # passes from which on noise pays: fewer are better spent on the sample as it is
 FEWEST = 4
-ROOM = 3.0  # dense passes' worth of student passes that a CPU does: about what measuring and refitting take
+ROOM = 1.7  # dense passes' worth of student passes that a CPU does: about what measuring and refitting take
 OVERHEAD = 0.15  # of a dense pass, in a student's that has no unit left
 WORTH = 0.01  # nats an example: the estimated loss from which on "auto" polishes
 PATIENCE = 1.5  # times the seconds asked for, before it ends early
@@ -94,10 +95,11 @@ def polish(
     if setting == "auto" and expected_loss is not None and expected_loss < WORTH:
         why = f"not worth it: the estimated loss, {expected_loss:.2g} nats an example, is below {WORTH:g}"
         return Polished(None, None, 0, 0.0, sample.examples, why)
-    recipe = recipe or Recipe()
+    passes = _passes(setting, share, device_of(student.model))
+    recipe = recipe or Recipe(noise=Recipe.noise if passes >= MANY else 0.0)
     while True:
         try:
-            found = _polish(teacher, student, sample, setting, share, recipe, seed, progress)
+            found = _polish(teacher, student, sample, passes, seconds_of(setting), recipe, seed, progress)
         except KeyboardInterrupt:  # outside the passes: the student is as it was
             why = "interrupted before it was done; the weights are as they were"
             return Polished(None, None, 0, 0.0, sample.examples, why)
@@ -115,8 +117,8 @@ def _polish(
     teacher: Structure,
     student: Structure,
     sample: Sample,
-    setting: Polish,
-    share: float,
+    passes: int,
+    limit: float | None,
     recipe: Recipe,
     seed: int,
     progress: Progress,
@@ -131,8 +133,6 @@ def _polish(
         Observed(student, recipe.precision).watched() as pruned,
     ):
         distiller = Distiller(dense, pruned, sample, weights, recipe, seed)
-        limit = seconds_of(setting)
-        passes = _passes(setting, share, device_of(student.model))
         if limit is not None:
             left = limit - (time.perf_counter() - began)
             passes = max(1, int(left / distiller.seconds_of_pass()))
@@ -145,7 +145,7 @@ def _polish(
 
 
 def _passes(setting: Polish, share: float, device: torch.device) -> int:
-    """As many as asked for; a GPU does all, a CPU as many as take about as long as everything before.
+    """As many as asked for; a GPU does 40, a CPU as many as take about as long as everything before.
 
     The number follows from the sizes alone, never from a clock, so that a run can be repeated.
     """

@@ -26,8 +26,8 @@ STYLE = {
 
 def means(rows: list[Row], method: str, value: str) -> dict[float, float]:
     """By budget, the mean over the tasks."""
-    budgets = sorted({row["flops"] for row in rows})
     mine = [row for row in rows if row.get("method", method) == method]
+    budgets = sorted({row["flops"] for row in mine})
     return {flops: fmean(row[value] for row in mine if row["flops"] == flops) for flops in budgets}
 
 

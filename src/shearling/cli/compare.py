@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -18,13 +18,9 @@ EPILOG = o.examples(
 
 def compare(
     first: Annotated[
-        str,
-        typer.Argument(metavar="FIRST", help="A model directory, or an id on the Hub.", show_default=False),
+        str, typer.Argument(metavar="FIRST", help="A model directory, or an id on the Hub.", show_default=False)
     ],
-    second: Annotated[
-        str,
-        typer.Argument(metavar="SECOND", help="Another one, dense or pruned.", show_default=False),
-    ],
+    second: Annotated[str, typer.Argument(metavar="SECOND", help="Another one, dense or pruned.", show_default=False)],
     data: o.Data = None,
     task: o.Task = None,
     metric: o.Metric = None,
@@ -41,10 +37,8 @@ def compare(
     batch_size: o.BatchSize = None,
     device: o.Device = "auto",
     trust_remote_code: o.TrustRemoteCode = False,
-    html: Annotated[Optional[Path], typer.Option(help="Write a page to this file.", rich_help_panel=o.OUTPUT)] = None,  # noqa: UP045
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace the page if it exists.", rich_help_panel=o.OUTPUT)
-    ] = False,
+    html: Annotated[Path | None, o.output(help="Write a page to this file.")] = None,
+    force: Annotated[bool, o.output("--force", help="Replace the page if it exists.")] = False,
     quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:

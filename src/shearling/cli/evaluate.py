@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from shearling.cli import options as o
 
 EPILOG = o.examples(
@@ -33,16 +31,9 @@ def evaluate(
     batch_size: o.BatchSize = None,
     device: o.Device = "auto",
     dtype: o.Dtype = None,
-    compiled: Annotated[
-        bool, typer.Option("--compile", help="Run the model through torch.compile.", rich_help_panel=o.ADVANCED)
-    ] = False,
+    compiled: Annotated[bool, o.advanced("--compile", help="Run the model through torch.compile.")] = False,
     record: Annotated[
-        bool,
-        typer.Option(
-            "--record",
-            help="Also write the score into the checkpoint's record and model card.",
-            rich_help_panel=o.OUTPUT,
-        ),
+        bool, o.output("--record", help="Also write the score into the checkpoint's record and model card.")
     ] = False,
     trust_remote_code: o.TrustRemoteCode = False,
     quiet: o.Quiet = False,

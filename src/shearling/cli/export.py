@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -19,14 +19,8 @@ EPILOG = o.examples(
 def export(
     model: o.Model,
     out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            "--out",
-            "-o",
-            help="The file to write; onnx: or a directory for servers.",
-            show_default=False,
-            rich_help_panel=o.OUTPUT,
-        ),
+        Path | None,
+        o.output("--out", "-o", help="The file to write; onnx: or a directory for servers.", show_default=False),
     ] = None,
     format_: Annotated[
         str,
@@ -39,30 +33,20 @@ def export(
     fp16: Annotated[bool, typer.Option("--fp16", help="Half precision.", rich_help_panel=o.FORMAT)] = False,
     int8: Annotated[bool, typer.Option("--int8", help="8-bit integers; gguf: q8_0.", rich_help_panel=o.FORMAT)] = False,
     quantise: Annotated[
-        Optional[str],  # noqa: UP045
+        str | None,
         typer.Option(
             help="How --int8 ranges activations: dynamic (each batch), static (calibrated on --data).",
             rich_help_panel=o.FORMAT,
         ),
     ] = None,
-    dtype: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="gguf: f16 or q8_0.", rich_help_panel=o.FORMAT),
-    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="gguf: f16 or q8_0.", rich_help_panel=o.FORMAT)] = None,
     data: o.Data = None,
     task: o.Task = None,
     eval_: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            "--eval", help="Labelled rows to score the dense model, MODEL and the file on.", rich_help_panel=o.INPUT
-        ),
+        str | None, o.inputs("--eval", help="Labelled rows to score the dense model, MODEL and the file on.")
     ] = None,
     dense: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
-            help="A model to compare size and latency with; by default the one it was pruned from.",
-            rich_help_panel=o.INPUT,
-        ),
+        str | None, o.inputs(help="A model to compare size and latency with; by default the one it was pruned from.")
     ] = None,
     trust_remote_code: o.TrustRemoteCode = False,
     force: o.Force = False,

@@ -2,168 +2,101 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Optional
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 if TYPE_CHECKING:
     from shearling.data.images import ImageOptions
 
-INPUT = "Model and data"
-CONSTRAINT = "Constraint"
-OUTPUT = "Output"
-METHOD = "Method"
+inputs = partial(typer.Option, rich_help_panel="Model and data")
+constraint = partial(typer.Option, rich_help_panel="Constraint")
+output = partial(typer.Option, rich_help_panel="Output")
+method = partial(typer.Option, rich_help_panel="Method")
 FORMAT = "Format"
-ADVANCED = "Advanced"
+advanced = partial(typer.Option, rich_help_panel="Advanced")
 
 Model = Annotated[
-    str,
-    typer.Argument(metavar="MODEL", help="A model directory, or an id on the Hub.", show_default=False),
+    str, typer.Argument(metavar="MODEL", help="A model directory, or an id on the Hub.", show_default=False)
 ]
 Directory = Annotated[
-    Path,
-    typer.Argument(
-        metavar="DIRECTORY",
-        help="A directory that `shearling prune` wrote.",
-        show_default=False,
-    ),
+    Path, typer.Argument(metavar="DIRECTORY", help="A directory that `shearling prune` wrote.", show_default=False)
 ]
-Data = Annotated[
-    Optional[str],  # noqa: UP045 - typer reads this at run time on Python 3.10 too
-    typer.Option("--data", help="Examples: jsonl, csv, tsv, parquet or txt, also .gz and .xz.", rich_help_panel=INPUT),
-]
+Data = Annotated[str | None, inputs("--data", help="Examples: jsonl, csv, tsv, parquet or txt, also .gz and .xz.")]
 Task = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(
-        "--task",
-        help="sst2, mnli, squad, ... or classification, sts, retrieval, rerank, lm, seq2seq, knn, ...",
-        rich_help_panel=INPUT,
-    ),
+    str | None,
+    inputs("--task", help="sst2, mnli, squad, ... or classification, sts, retrieval, rerank, lm, seq2seq, knn, ..."),
 ]
-Limit = Annotated[
-    Optional[int],  # noqa: UP045
-    typer.Option("--limit", help="Score on the first N rows only.", min=1, metavar="N", rich_help_panel=INPUT),
-]
+Limit = Annotated[int | None, inputs("--limit", help="Score on the first N rows only.", min=1, metavar="N")]
 Metric = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(
+    str | None,
+    inputs(
         "--metric",
         help="Judge by this: ndcg@10, mrr@10, r@1, spearman, auc, rouge-l, agreement, ...; by default the task's own.",
-        rich_help_panel=INPUT,
     ),
 ]
 Index = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(
-        "--index",
-        help="retrieval, knn: who embeds what is searched. `dense` is the original; else the model scored.",
-        rich_help_panel=INPUT,
+    str | None,
+    inputs(
+        "--index", help="retrieval, knn: who embeds what is searched. `dense` is the original; else the model scored."
     ),
 ]
 Pooling = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(
-        "--pooling",
-        help="Embedding models whose files do not say it: mean, cls, last, max, weighted_mean.",
-        rich_help_panel=INPUT,
-    ),
+    str | None,
+    inputs("--pooling", help="Embedding models whose files do not say it: mean, cls, last, max, weighted_mean."),
 ]
 Prefix = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(
-        "--prefix",
-        help="seq2seq: put this before every source; by default what the configuration says.",
-        rich_help_panel=INPUT,
-    ),
+    str | None,
+    inputs("--prefix", help="seq2seq: put this before every source; by default what the configuration says."),
 ]
 ImageSize = Annotated[
-    Optional[int],  # noqa: UP045
-    typer.Option("--image-size", help="Images: pixels of a side, without a processor file.", min=1,
-                 rich_help_panel=INPUT),
+    int | None,
+    inputs("--image-size", help="Images: pixels of a side, without a processor file.", min=1)
 ]  # fmt: skip
 Mean = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option("--mean", help="Images: mean of the colours, one number or three: 0.5 or 0.485,0.456,0.406.",
-                 rich_help_panel=INPUT),
+    str | None,
+    inputs("--mean", help="Images: mean of the colours, one number or three: 0.5 or 0.485,0.456,0.406.")
 ]  # fmt: skip
-Std = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option("--std", help="Images: deviation of the colours, as --mean.", rich_help_panel=INPUT),
-]
+Std = Annotated[str | None, inputs("--std", help="Images: deviation of the colours, as --mean.")]
 TextColumns = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(
-        "--text-columns",
-        help="The column(s) with the text, comma-separated, if --task does not tell.",
-        rich_help_panel=INPUT,
-    ),
+    str | None, inputs("--text-columns", help="The column(s) with the text, comma-separated, if --task does not tell.")
 ]
-LabelColumn = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option("--label-column", help="The column with the label.", rich_help_panel=INPUT),
-]
-MaxLength = Annotated[
-    Optional[int],  # noqa: UP045
-    typer.Option("--max-length", help="Cut texts to this many tokens.", min=2, rich_help_panel=INPUT),
-]
+LabelColumn = Annotated[str | None, inputs("--label-column", help="The column with the label.")]
+MaxLength = Annotated[int | None, inputs("--max-length", help="Cut texts to this many tokens.", min=2)]
 Shape = Annotated[
     str,
-    typer.Option(
+    constraint(
         "--shape",
         help="stock: one width, one number of heads, maybe fewer layers; an ordinary checkpoint that loads anywhere.",
         metavar="uneven|stock",
-        rich_help_panel=CONSTRAINT,
     ),
 ]
-Seed = Annotated[
-    int, typer.Option("--seed", help="Draws the sample, and labels from the model.", min=0, rich_help_panel=ADVANCED)
-]
+Seed = Annotated[int, advanced("--seed", help="Draws the sample, and labels from the model.", min=0)]
 Samples = Annotated[
     str,
-    typer.Option(
+    inputs(
         "--samples",
         help="Examples to calibrate on: a number, or auto (2,048, or fewer where that is enough).",
         metavar="auto|N",
-        rich_help_panel=INPUT,
     ),
 ]
 FlopsLength = Annotated[
-    Optional[float],  # noqa: UP045
-    typer.Option(
-        "--flops-length",
-        help="Count FLOPs at this many tokens an example; by default the sample's mean.",
-        min=1,
-        rich_help_panel=ADVANCED,
-    ),
+    float | None,
+    advanced("--flops-length", help="Count FLOPs at this many tokens an example; by default the sample's mean.", min=1),
 ]
-OldLength = Annotated[Optional[float], typer.Option("--length", hidden=True, min=1)]  # noqa: UP045
+OldLength = Annotated[float | None, typer.Option("--length", hidden=True, min=1)]
 BatchSize = Annotated[
-    Optional[int],  # noqa: UP045
-    typer.Option(
-        "--batch-size",
-        help="Examples at a time when scoring; by default what suits the device.",
-        min=1,
-        rich_help_panel=ADVANCED,
-    ),
+    int | None,
+    advanced("--batch-size", help="Examples at a time when scoring; by default what suits the device.", min=1),
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=ADVANCED)]
-Dtype = Annotated[
-    Optional[str],  # noqa: UP045
-    typer.Option(
-        "--dtype", help="float32, bfloat16, float16; by default the checkpoint's own.", rich_help_panel=ADVANCED
-    ),
-]
-Force = Annotated[bool, typer.Option("--force", help="Replace --out if it exists.", rich_help_panel=OUTPUT)]
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print nothing but errors (and --json).", rich_help_panel=OUTPUT)
-]
-Json = Annotated[
-    bool, typer.Option("--json", help="Print the result as one JSON object on stdout.", rich_help_panel=OUTPUT)
-]
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run code that the model brings along.", rich_help_panel=ADVANCED)
-]
+Device = Annotated[str, advanced("--device", help="auto, cpu, cuda, cuda:1, ...")]
+Dtype = Annotated[str | None, advanced("--dtype", help="float32, bfloat16, float16; by default the checkpoint's own.")]
+Force = Annotated[bool, output("--force", help="Replace --out if it exists.")]
+Quiet = Annotated[bool, output("--quiet", "-q", help="Print nothing but errors (and --json).")]
+Json = Annotated[bool, output("--json", help="Print the result as one JSON object on stdout.")]
+TrustRemoteCode = Annotated[bool, advanced("--trust-remote-code", help="Run code that the model brings along.")]
 
 
 def columns(value: str | None) -> list[str] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -18,39 +18,18 @@ EPILOG = o.examples(
 
 def profile(
     model: o.Model,
-    out: Annotated[
-        Path,
-        typer.Option("--out", "-o", help="Where to write the table.", show_default=False, rich_help_panel=o.OUTPUT),
-    ],
-    batch_size: Annotated[
-        int, typer.Option(help="Examples in a batch, as the model will run.", min=1, rich_help_panel=o.INPUT)
-    ] = 32,
-    seq_len: Annotated[
-        int, typer.Option(help="Tokens in an example, as the model will run.", min=1, rich_help_panel=o.INPUT)
-    ] = 128,
+    out: Annotated[Path, o.output("--out", "-o", help="Where to write the table.", show_default=False)],
+    batch_size: Annotated[int, o.inputs(help="Examples in a batch, as the model will run.", min=1)] = 32,
+    seq_len: Annotated[int, o.inputs(help="Tokens in an example, as the model will run.", min=1)] = 128,
     device: o.Device = "auto",
     dtype: o.Dtype = None,
-    threads: Annotated[
-        int | None,
-        typer.Option(help="Threads of the CPU; torch's own choice by default.", min=1, rich_help_panel=o.ADVANCED),
-    ] = None,
+    threads: Annotated[int | None, o.advanced(help="Threads of the CPU; torch's own choice by default.", min=1)] = None,
     runtime: Annotated[
-        str,
-        typer.Option(
-            help="How the model will run: `eager`, or `graphs` for CUDA graphs.",
-            metavar="NAME",
-            rich_help_panel=o.INPUT,
-        ),
+        str, o.inputs(help="How the model will run: `eager`, or `graphs` for CUDA graphs.", metavar="NAME")
     ] = "eager",
-    seconds: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(help="How long to measure, about; 60 by default.", min=1.0, rich_help_panel=o.ADVANCED),
-    ] = None,
-    budget: Annotated[Optional[float], typer.Option("--budget", hidden=True, min=1.0)] = None,  # noqa: UP045
-    plot: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Draw the table and the fit: svg, png or pdf.", rich_help_panel=o.OUTPUT),
-    ] = None,
+    seconds: Annotated[float | None, o.advanced(help="How long to measure, about; 60 by default.", min=1.0)] = None,
+    budget: Annotated[float | None, typer.Option("--budget", hidden=True, min=1.0)] = None,
+    plot: Annotated[Path | None, o.output(help="Draw the table and the fit: svg, png or pdf.")] = None,
     trust_remote_code: o.TrustRemoteCode = False,
     force: o.Force = False,
     quiet: o.Quiet = False,

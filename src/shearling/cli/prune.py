@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -20,10 +20,7 @@ def prune(
     model: o.Model,
     data: o.Data = None,
     task: o.Task = None,
-    evaluation: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--eval", help="Labelled rows to score dense and pruned on.", rich_help_panel=o.INPUT),
-    ] = None,
+    evaluation: Annotated[str | None, o.inputs("--eval", help="Labelled rows to score dense and pruned on.")] = None,
     limit: o.Limit = None,
     samples: o.Samples = "auto",
     max_length: o.MaxLength = None,
@@ -36,132 +33,68 @@ def prune(
     image_size: o.ImageSize = None,
     mean: o.Mean = None,
     std: o.Std = None,
-    flops: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(help="Keep this share of the layers' FLOPs, in (0, 1].", rich_help_panel=o.CONSTRAINT),
-    ] = None,
-    params: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(help="Keep this share of the layers' parameters.", rich_help_panel=o.CONSTRAINT),
-    ] = None,
-    latency: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(help="Take this share of the model's time.", rich_help_panel=o.CONSTRAINT),
-    ] = None,
+    flops: Annotated[float | None, o.constraint(help="Keep this share of the layers' FLOPs, in (0, 1].")] = None,
+    params: Annotated[float | None, o.constraint(help="Keep this share of the layers' parameters.")] = None,
+    latency: Annotated[float | None, o.constraint(help="Take this share of the model's time.")] = None,
     table: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(
-            help="With --latency: what `shearling profile` wrote; without it, the model is profiled first.",
-            rich_help_panel=o.CONSTRAINT,
-        ),
+        Path | None,
+        o.constraint(help="With --latency: what `shearling profile` wrote; without it, the model is profiled first."),
     ] = None,
     batch_size: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(help="Examples in a batch, of the latency; 1 by default.", min=1, rich_help_panel=o.CONSTRAINT),
+        int | None, o.constraint(help="Examples in a batch, of the latency; 1 by default.", min=1)
     ] = None,
     seq_len: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(
-            help="Tokens in an example, of the latency; by default the sample's mean.",
-            min=1,
-            rich_help_panel=o.CONSTRAINT,
-        ),
+        int | None, o.constraint(help="Tokens in an example, of the latency; by default the sample's mean.", min=1)
     ] = None,
     max_drop: Annotated[
-        Optional[float],  # noqa: UP045
-        typer.Option(
-            help="Find the smallest budget that loses at most this many points on --eval.",
-            rich_help_panel=o.CONSTRAINT,
-        ),
+        float | None, o.constraint(help="Find the smallest budget that loses at most this many points on --eval.")
     ] = None,
-    by: Annotated[
-        str,
-        typer.Option(help="With --max-drop: a budget of flops, params or latency.", rich_help_panel=o.CONSTRAINT),
-    ] = "flops",
+    by: Annotated[str, o.constraint(help="With --max-drop: a budget of flops, params or latency.")] = "flops",
     shape: o.Shape = "uneven",
-    out: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option("--out", "-o", help="Where to write the pruned model.", rich_help_panel=o.OUTPUT),
-    ] = None,
-    report: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="Write the report as a page to this file.", rich_help_panel=o.OUTPUT),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace --out and --report if they exist.", rich_help_panel=o.OUTPUT)
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the result and its cost; write nothing.", rich_help_panel=o.OUTPUT)
-    ] = False,
+    out: Annotated[Path | None, o.output("--out", "-o", help="Where to write the pruned model.")] = None,
+    report: Annotated[Path | None, o.output(help="Write the report as a page to this file.")] = None,
+    force: Annotated[bool, o.output("--force", help="Replace --out and --report if they exist.")] = False,
+    dry_run: Annotated[bool, o.output("--dry-run", help="Show the result and its cost; write nothing.")] = False,
     quiet: o.Quiet = False,
     as_json: o.Json = False,
-    method: Annotated[str, typer.Option(help="How units are chosen.", rich_help_panel=o.METHOD)] = "surgeon",
+    method: Annotated[str, o.method(help="How units are chosen.")] = "surgeon",
     settings: Annotated[
-        Optional[list[str]],  # noqa: UP045
-        typer.Option(
+        list[str] | None,
+        o.method(
             "--set",
             help="A setting of the method, such as damp=0.02; may be given several times.",
             metavar="NAME=VALUE",
-            rich_help_panel=o.METHOD,
         ),
     ] = None,
     multiple_of: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(
-            help="Round filter counts to multiples of this; by default what the method asks for.",
-            min=1,
-            rich_help_panel=o.METHOD,
-        ),
+        int | None,
+        o.method(help="Round filter counts to multiples of this; by default what the method asks for.", min=1),
     ] = None,
-    labels: Annotated[
-        bool, typer.Option("--labels", help="surgeon: use the data's labels.", rich_help_panel=o.METHOD)
-    ] = False,
-    refit: Annotated[
-        bool,
-        typer.Option("--refit/--no-refit", help="surgeon: refit the output projections.", rich_help_panel=o.METHOD),
-    ] = True,
-    realign: Annotated[
-        bool,
-        typer.Option("--realign/--no-realign", help="surgeon: realign what goes into units.", rich_help_panel=o.METHOD),
-    ] = True,
+    labels: Annotated[bool, o.method("--labels", help="surgeon: use the data's labels.")] = False,
+    refit: Annotated[bool, o.method("--refit/--no-refit", help="surgeon: refit the output projections.")] = True,
+    realign: Annotated[bool, o.method("--realign/--no-realign", help="surgeon: realign what goes into units.")] = True,
     polish: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(
+        str | None,
+        o.method(
             help="Distil the result from MODEL: auto, off, a number of passes, or seconds (30s); surgeon: auto.",
             metavar="auto|off|PASSES|SECONDSs",
-            rich_help_panel=o.METHOD,
         ),
     ] = None,
-    importance: Annotated[
-        str, typer.Option(help="paper: fisher, magnitude, gradient or random.", rich_help_panel=o.METHOD)
-    ] = "fisher",
-    allocation: Annotated[str, typer.Option(help="paper: searched or uniform.", rich_help_panel=o.METHOD)] = "searched",
-    rearrange: Annotated[
-        bool,
-        typer.Option("--rearrange/--no-rearrange", help="paper: rearrange the masks.", rich_help_panel=o.METHOD),
-    ] = True,
-    tune: Annotated[
-        bool, typer.Option("--tune/--no-tune", help="paper: tune the masks.", rich_help_panel=o.METHOD)
-    ] = True,
+    importance: Annotated[str, o.method(help="paper: fisher, magnitude, gradient or random.")] = "fisher",
+    allocation: Annotated[str, o.method(help="paper: searched or uniform.")] = "searched",
+    rearrange: Annotated[bool, o.method("--rearrange/--no-rearrange", help="paper: rearrange the masks.")] = True,
+    tune: Annotated[bool, o.method("--tune/--no-tune", help="paper: tune the masks.")] = True,
     drop_sublayers: Annotated[
         bool,
-        typer.Option(
+        o.method(
             "--drop-sublayers/--no-drop-sublayers",
             help="paper: drop whole sublayers where their overheads alone exceed the latency.",
-            rich_help_panel=o.METHOD,
         ),
     ] = True,
     correct: Annotated[
-        bool,
-        typer.Option(
-            "--correct/--no-correct",
-            help="Choose again where the model is slower than the table says.",
-            rich_help_panel=o.ADVANCED,
-        ),
+        bool, o.advanced("--correct/--no-correct", help="Choose again where the model is slower than the table says.")
     ] = True,
-    timing: Annotated[
-        bool, typer.Option("--timing/--no-timing", help="With --eval: time both models.", rich_help_panel=o.ADVANCED)
-    ] = True,
+    timing: Annotated[bool, o.advanced("--timing/--no-timing", help="With --eval: time both models.")] = True,
     seed: o.Seed = 0,
     flops_length: o.FlopsLength = None,
     length: o.OldLength = None,

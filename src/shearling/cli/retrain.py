@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated
 
 import typer
 
@@ -12,18 +12,14 @@ from shearling.cli import options as o
 
 def retrain(
     directory: o.Directory,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", help="Where to write the retrained model.", rich_help_panel=o.OUTPUT)
-    ],
+    out: Annotated[Path, o.output("--out", "-o", help="Where to write the retrained model.")],
     data: o.Data = None,
     task: o.Task = None,
     evaluation: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--eval", help="Labelled rows to score the model on, before and after."),
+        str | None, typer.Option("--eval", help="Labelled rows to score the model on, before and after.")
     ] = None,
     teacher: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="The dense model; its answers are learned beside the labels."),
+        str | None, typer.Option(help="The dense model; its answers are learned beside the labels.")
     ] = None,
     epochs: Annotated[float, typer.Option(help="Passes over the data.")] = 3.0,
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 2e-5,

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
-
-import typer
+from typing import Annotated
 
 from shearling.cli import options as o
 
 
 def show(
     directory: o.Directory,
-    html: Annotated[Optional[Path], typer.Option(help="Write a page to this file.", rich_help_panel=o.OUTPUT)] = None,  # noqa: UP045
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace the page if it exists.", rich_help_panel=o.OUTPUT)
-    ] = False,
+    html: Annotated[Path | None, o.output(help="Write a page to this file.")] = None,
+    force: Annotated[bool, o.output("--force", help="Replace the page if it exists.")] = False,
     as_json: o.Json = False,
 ) -> None:
     """Show what was pruned in DIRECTORY, how, what it costs now and how well it does."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Optional
-
-import typer
+from typing import Annotated
 
 from shearling.cli import options as o
 
@@ -18,51 +16,22 @@ EPILOG = o.examples(
 
 def sweep(
     model: o.Model,
-    out: Annotated[
-        Path,
-        typer.Option("--out", "-o", help="Where results.json, curve.svg and report.html go.", rich_help_panel=o.OUTPUT),
-    ],
+    out: Annotated[Path, o.output("--out", "-o", help="Where results.json, curve.svg and report.html go.")],
     data: o.Data = None,
-    evaluation: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option("--eval", help="Labelled rows to score every model on.", rich_help_panel=o.INPUT),
-    ] = None,
+    evaluation: Annotated[str | None, o.inputs("--eval", help="Labelled rows to score every model on.")] = None,
     task: o.Task = None,
-    flops: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Budgets, comma-separated: 0.7,0.5,0.3.", rich_help_panel=o.CONSTRAINT),
-    ] = None,
-    params: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Budgets of parameters instead.", rich_help_panel=o.CONSTRAINT),
-    ] = None,
-    latency: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(help="Budgets of latency, with --table.", rich_help_panel=o.CONSTRAINT),
-    ] = None,
-    table: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(help="What `shearling profile` wrote.", rich_help_panel=o.CONSTRAINT),
-    ] = None,
+    flops: Annotated[str | None, o.constraint(help="Budgets, comma-separated: 0.7,0.5,0.3.")] = None,
+    params: Annotated[str | None, o.constraint(help="Budgets of parameters instead.")] = None,
+    latency: Annotated[str | None, o.constraint(help="Budgets of latency, with --table.")] = None,
+    table: Annotated[Path | None, o.constraint(help="What `shearling profile` wrote.")] = None,
     shape: o.Shape = "uneven",
-    methods: Annotated[str, typer.Option(help="Methods, comma-separated.", rich_help_panel=o.METHOD)] = "surgeon",
+    methods: Annotated[str, o.method(help="Methods, comma-separated.")] = "surgeon",
     seeds: Annotated[
-        str,
-        typer.Option(
-            "--seeds", "--seed", help="Seeds, comma-separated; each draws its own sample.", rich_help_panel=o.METHOD
-        ),
+        str, o.method("--seeds", "--seed", help="Seeds, comma-separated; each draws its own sample.")
     ] = "0",
-    save: Annotated[
-        bool, typer.Option("--save", help="Keep the pruned models under OUT/models.", rich_help_panel=o.OUTPUT)
-    ] = False,
-    timing: Annotated[
-        bool,
-        typer.Option("--timing/--no-timing", help="Time every model beside the dense one.", rich_help_panel=o.ADVANCED),
-    ] = True,
-    multiple_of: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(help="Round filter counts.", min=1, rich_help_panel=o.METHOD),
-    ] = None,
+    save: Annotated[bool, o.output("--save", help="Keep the pruned models under OUT/models.")] = False,
+    timing: Annotated[bool, o.advanced("--timing/--no-timing", help="Time every model beside the dense one.")] = True,
+    multiple_of: Annotated[int | None, o.method(help="Round filter counts.", min=1)] = None,
     limit: o.Limit = None,
     metric: o.Metric = None,
     index: o.Index = None,
@@ -81,12 +50,8 @@ def sweep(
     device: o.Device = "auto",
     dtype: o.Dtype = None,
     trust_remote_code: o.TrustRemoteCode = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Forget the sweep in OUT and start afresh.", rich_help_panel=o.OUTPUT)
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be done, and write nothing.", rich_help_panel=o.OUTPUT)
-    ] = False,
+    force: Annotated[bool, o.output("--force", help="Forget the sweep in OUT and start afresh.")] = False,
+    dry_run: Annotated[bool, o.output("--dry-run", help="Say what would be done, and write nothing.")] = False,
     quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:

@@ -9,52 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from shearling.errors import InputError
-from shearling.models.parts import (
-    ALBERT,
-    BEIT,
-    BERT_LIKE,
-    CLIP,
-    COHERE,
-    DEBERTA,
-    DEBERTA_V1,
-    DINOV2,
-    DINOV3,
-    DISTILBERT,
-    ESM,
-    EXAONE4,
-    FALCON,
-    FALCON_TWO_NORMS,
-    GEMMA2,
-    GLM,
-    GLM4,
-    GPT2,
-    GPT_NEO,
-    GPTJ,
-    GRANITE,
-    LLAMA,
-    MEGATRON_BERT,
-    MODERNBERT,
-    MOONSHINE,
-    MOONSHINE_DECODER,
-    MPNET,
-    NEOX,
-    NOMIC,
-    OLMO2,
-    PHI,
-    PHI3,
-    ROBERTA_PRE_LN,
-    SPEECH,
-    SPEECH_PRE_LN,
-    STABLELM,
-    STARCODER2,
-    SWIN,
-    XLM_ROBERTA_XL,
-    beside,
-    fairseq,
-    mobilebert,
-    t5,
-    vision,
-)
+from shearling.models import parts
 from shearling.models.refused import UNSUPPORTED
 from shearling.models.row import Row, StackRow
 
@@ -83,145 +38,155 @@ _GROUPS = "a head is a whole key-value group with its query heads"
 
 def _decoders(*, pre_norm: bool) -> tuple[StackRow, StackRow]:
     """The decoder of an encoder-decoder, and the same alone, where its cross-attention never runs."""
-    alone = StackRow("decoder.layers", fairseq(pre_norm=pre_norm), keep_first=1, **_DECODER)
-    return replace(alone, parts=fairseq(pre_norm=pre_norm, across=True), when="is_encoder_decoder"), alone
+    alone = StackRow("decoder.layers", parts.fairseq(pre_norm=pre_norm), keep_first=1, **_DECODER)
+    return replace(alone, parts=parts.fairseq(pre_norm=pre_norm, across=True), when="is_encoder_decoder"), alone
 
 
 ROWS: list[Row] = [
     Row(
         ("bert", "roberta", "xlm-roberta", "camembert", "electra", "ernie", "roformer", "data2vec-text", "rembert"),
-        (StackRow("encoder.layer", BERT_LIKE),),
+        (StackRow("encoder.layer", parts.BERT_LIKE),),
     ),
-    Row(("esm",), (StackRow("encoder.layer", ESM, depth=""),)),
-    Row(("roberta-prelayernorm",), (StackRow("encoder.layer", ROBERTA_PRE_LN),)),
-    Row(("megatron-bert",), (StackRow("encoder.layer", MEGATRON_BERT),)),
-    Row(("xlm-roberta-xl",), (StackRow("encoder.layer", XLM_ROBERTA_XL),)),
+    Row(("esm",), (StackRow("encoder.layer", parts.ESM, depth=""),)),
+    Row(("roberta-prelayernorm",), (StackRow("encoder.layer", parts.ROBERTA_PRE_LN),)),
+    Row(("megatron-bert",), (StackRow("encoder.layer", parts.MEGATRON_BERT),)),
+    Row(("xlm-roberta-xl",), (StackRow("encoder.layer", parts.XLM_ROBERTA_XL),)),
     Row(
         ("deberta",),
-        (StackRow("encoder.layer", DEBERTA_V1),),
+        (StackRow("encoder.layer", parts.DEBERTA_V1),),
         refuses=(("talking_head", 0, "projections that mix its heads"),),
     ),
-    Row(("distilbert",), (StackRow("transformer.layer", DISTILBERT, filters="hidden_dim", depth="n_layers"),)),
+    Row(("distilbert",), (StackRow("transformer.layer", parts.DISTILBERT, filters="hidden_dim", depth="n_layers"),)),
     Row(
         ("mobilebert",),
-        tuple(StackRow("encoder.layer", mobilebert(ffns)) for ffns in range(8, 0, -1)),
+        tuple(StackRow("encoder.layer", parts.mobilebert(ffns)) for ffns in range(8, 0, -1)),
         note="filters of all FFNs in a layer",
     ),
-    Row(("mpnet",), (StackRow("encoder.layer", MPNET),)),
+    Row(("mpnet",), (StackRow("encoder.layer", parts.MPNET),)),
     Row(
         ("deberta-v2",),
-        (StackRow("encoder.layer", DEBERTA),),
+        (StackRow("encoder.layer", parts.DEBERTA),),
         refuses=(("conv_kernel_size", 0, "a convolution beside the first layer, which the refit cannot follow yet"),),
         note="DeBERTa-v3 too",
     ),
-    Row(("modernbert",), (StackRow("layers", MODERNBERT, first=True),)),
+    Row(("modernbert",), (StackRow("layers", parts.MODERNBERT, first=True),)),
     Row(
         ("albert",),
-        (StackRow("encoder.albert_layer_groups.0.albert_layers", ALBERT, repeats="num_hidden_layers", depth=""),),
+        (StackRow("encoder.albert_layer_groups.0.albert_layers", parts.ALBERT, repeats="num_hidden_layers", depth=""),),
         refuses=(("num_hidden_groups", 1, "several groups of shared layers, of which only one can be cut yet"),),
         note="its layers share weights: one cut for all depths, one head stays",
     ),
-    Row(("vit", "deit"), (StackRow("layers", vision(), mask=""),)),
+    Row(("vit", "deit"), (StackRow("layers", parts.vision(), mask=""),)),
     Row(
         ("swin",),
-        tuple(StackRow(f"encoder.layers.{stage}.blocks", SWIN, mask="") for stage in range(6)),
+        tuple(StackRow(f"encoder.layers.{stage}.blocks", parts.SWIN, mask="") for stage in range(6)),
         note="every stage is a stack of its own",
         uneven="its configuration gives the width of FFNs as a ratio, for layers of different sizes",
     ),
-    Row(("beit",), (StackRow("layers", BEIT, mask="", depth=""),)),
+    Row(("beit",), (StackRow("layers", parts.BEIT, mask="", depth=""),)),
     Row(
         ("dinov2", "dinov2_with_registers"),
-        tuple(StackRow("encoder.layer", parts, mask="", filters="", depth="") for parts in DINOV2),
+        tuple(StackRow("encoder.layer", parts, mask="", filters="", depth="") for parts in parts.DINOV2),
         uneven="its configuration gives the width of FFNs as a multiple of the hidden size, and names every layer",
     ),
     Row(
         ("dinov3_vit",),
-        (StackRow("model.layer", DINOV3, mask="", depth=""), StackRow("layer", DINOV3, mask="", depth="")),
+        (StackRow("model.layer", parts.DINOV3, mask="", depth=""), StackRow("layer", parts.DINOV3, mask="", depth="")),
     ),
     Row(
         ("siglip2",),
         (
-            StackRow("text_model.encoder.layers", CLIP, config="text_config"),
-            StackRow("vision_model.encoder.layers", CLIP, config="vision_config", **_PATCHES),
+            StackRow("text_model.encoder.layers", parts.CLIP, config="text_config"),
+            StackRow("vision_model.encoder.layers", parts.CLIP, config="vision_config", **_PATCHES),
         ),
         note="both towers",
     ),
     Row(
         ("siglip2_vision_model",),
-        (StackRow("encoder.layers", CLIP, **_PATCHES), StackRow("vision_model.encoder.layers", CLIP, **_PATCHES)),
+        (
+            StackRow("encoder.layers", parts.CLIP, **_PATCHES),
+            StackRow("vision_model.encoder.layers", parts.CLIP, **_PATCHES),
+        ),
     ),
     Row(
         ("clip",),
         (
-            StackRow("text_model.encoder.layers", CLIP, config="text_config"),
-            StackRow("vision_model.encoder.layers", CLIP, config="vision_config", mask=""),
+            StackRow("text_model.encoder.layers", parts.CLIP, config="text_config"),
+            StackRow("vision_model.encoder.layers", parts.CLIP, config="vision_config", mask=""),
         ),
         note="both towers",
     ),
     Row(
         ("siglip",),
         (
-            StackRow("text_model.encoder.layers", CLIP, config="text_config"),
-            StackRow("vision_model.encoder.layers", CLIP, config="vision_config", **_POOLED),
+            StackRow("text_model.encoder.layers", parts.CLIP, config="text_config"),
+            StackRow("vision_model.encoder.layers", parts.CLIP, config="vision_config", **_POOLED),
         ),
         note="both towers",
     ),
     Row(
         ("clip_text_model", "siglip_text_model", "siglip2_text_model"),
-        (StackRow("encoder.layers", CLIP), StackRow("text_model.encoder.layers", CLIP)),
+        (StackRow("encoder.layers", parts.CLIP), StackRow("text_model.encoder.layers", parts.CLIP)),
     ),
     Row(
         ("clip_vision_model",),
-        (StackRow("encoder.layers", CLIP, mask=""), StackRow("vision_model.encoder.layers", CLIP, mask="")),
+        (StackRow("encoder.layers", parts.CLIP, mask=""), StackRow("vision_model.encoder.layers", parts.CLIP, mask="")),
     ),
     Row(
         ("siglip_vision_model",),
-        (StackRow("encoder.layers", CLIP, **_POOLED), StackRow("vision_model.encoder.layers", CLIP, **_POOLED)),
+        (
+            StackRow("encoder.layers", parts.CLIP, **_POOLED),
+            StackRow("vision_model.encoder.layers", parts.CLIP, **_POOLED),
+        ),
     ),
     Row(
         ("wav2vec2", "hubert", "unispeech", "unispeech-sat"),
         (
-            StackRow("encoder.layers", SPEECH_PRE_LN, when="do_stable_layer_norm", **_SPEECH),
-            StackRow("encoder.layers", SPEECH, **_SPEECH),
+            StackRow("encoder.layers", parts.SPEECH_PRE_LN, when="do_stable_layer_norm", **_SPEECH),
+            StackRow("encoder.layers", parts.SPEECH, **_SPEECH),
         ),
     ),
     Row(
         ("whisper",),
         (
-            StackRow("encoder.layers", fairseq(pre_norm=True), mask="", **_ENCODER),
+            StackRow("encoder.layers", parts.fairseq(pre_norm=True), mask="", **_ENCODER),
             *_decoders(pre_norm=True),
         ),
     ),
     Row(
         ("mbart", "pegasus", "m2m_100", "blenderbot"),
         (
-            StackRow("encoder.layers", fairseq(pre_norm=True), **_ENCODER),
+            StackRow("encoder.layers", parts.fairseq(pre_norm=True), **_ENCODER),
             *_decoders(pre_norm=True),
         ),
     ),
     Row(
         ("bart", "marian", "blenderbot-small", "plbart"),
         (
-            StackRow("encoder.layers", fairseq(pre_norm=False), **_ENCODER),
+            StackRow("encoder.layers", parts.fairseq(pre_norm=False), **_ENCODER),
             *_decoders(pre_norm=False),
         ),
     ),
     Row(
         ("t5", "mt5"),
         (
-            StackRow("encoder.block", t5(), depth="num_layers", **_T5),
-            StackRow("decoder.block", t5(across=True), depth="num_decoder_layers", **_T5, **_TARGETS),
+            StackRow("encoder.block", parts.t5(), depth="num_layers", **_T5),
+            StackRow("decoder.block", parts.t5(across=True), depth="num_decoder_layers", **_T5, **_TARGETS),
         ),
         note="Flan-T5 too",
     ),
-    Row(("gpt2",), (StackRow("h", GPT2, keep_first=1, filters="n_inner", depth="n_layer"),)),
+    Row(("gpt2",), (StackRow("h", parts.GPT2, keep_first=1, filters="n_inner", depth="n_layer"),)),
     Row(
         ("opt",),
         (
             StackRow(
-                "decoder.layers", fairseq(pre_norm=True), keep_first=1, filters="ffn_dim", when="do_layer_norm_before"
+                "decoder.layers",
+                parts.fairseq(pre_norm=True),
+                keep_first=1,
+                filters="ffn_dim",
+                when="do_layer_norm_before",
             ),
-            StackRow("decoder.layers", fairseq(pre_norm=False), keep_first=1, filters="ffn_dim"),
+            StackRow("decoder.layers", parts.fairseq(pre_norm=False), keep_first=1, filters="ffn_dim"),
         ),
     ),
     Row(
@@ -240,45 +205,54 @@ ROWS: list[Row] = [
             "arcee",
             "nemotron",
         ),
-        (StackRow("layers", LLAMA, **_LLAMA),),
+        (StackRow("layers", parts.LLAMA, **_LLAMA),),
         note=_GROUPS,
     ),
-    Row(("helium",), (StackRow("layers", LLAMA, keep_first=1),), note=_GROUPS),
-    Row(("granite",), (StackRow("layers", GRANITE, **_LLAMA),), note=_GROUPS),
-    Row(("starcoder2",), (StackRow("layers", STARCODER2, **_LLAMA),), note=_GROUPS),
-    Row(("glm",), (StackRow("layers", GLM, **_LLAMA),), note=_GROUPS),
-    Row(("glm4",), (StackRow("layers", GLM4, **_LLAMA),), note=_GROUPS),
-    Row(("phi3",), (StackRow("layers", PHI3, **_LLAMA),), note=f"Phi-4 too; {_GROUPS}"),
-    Row(("gemma2", "gemma3_text"), (StackRow("layers", GEMMA2, **_LLAMA),), note=_GROUPS),
+    Row(("helium",), (StackRow("layers", parts.LLAMA, keep_first=1),), note=_GROUPS),
+    Row(("granite",), (StackRow("layers", parts.GRANITE, **_LLAMA),), note=_GROUPS),
+    Row(("starcoder2",), (StackRow("layers", parts.STARCODER2, **_LLAMA),), note=_GROUPS),
+    Row(("glm",), (StackRow("layers", parts.GLM, **_LLAMA),), note=_GROUPS),
+    Row(("glm4",), (StackRow("layers", parts.GLM4, **_LLAMA),), note=_GROUPS),
+    Row(("phi3",), (StackRow("layers", parts.PHI3, **_LLAMA),), note=f"Phi-4 too; {_GROUPS}"),
+    Row(("gemma2", "gemma3_text"), (StackRow("layers", parts.GEMMA2, **_LLAMA),), note=_GROUPS),
     Row(
         ("gemma3",),
-        (StackRow("language_model.layers", GEMMA2, config="text_config", **_LLAMA),),
+        (StackRow("language_model.layers", parts.GEMMA2, config="text_config", **_LLAMA),),
         note=f"the language model; {_GROUPS}",
     ),
-    Row(("exaone4",), (StackRow("layers", EXAONE4, **_LLAMA),), note=_GROUPS),
-    Row(("olmo2", "olmo3"), (StackRow("layers", OLMO2, **_LLAMA),), note="every head stays: one norm is over all"),
+    Row(("exaone4",), (StackRow("layers", parts.EXAONE4, **_LLAMA),), note=_GROUPS),
+    Row(
+        ("olmo2", "olmo3"), (StackRow("layers", parts.OLMO2, **_LLAMA),), note="every head stays: one norm is over all"
+    ),
     Row(
         ("phi",),
-        (StackRow("layers", PHI, **_LLAMA),),
+        (StackRow("layers", parts.PHI, **_LLAMA),),
         note=_GROUPS,
     ),
     Row(
         ("gpt_neox",),
         (
-            StackRow("layers", beside(NEOX, "post_attention_layernorm"), keep_first=1, when="use_parallel_residual"),
-            StackRow("layers", NEOX, keep_first=1),
+            StackRow(
+                "layers",
+                parts.beside(parts.NEOX, "post_attention_layernorm"),
+                keep_first=1,
+                when="use_parallel_residual",
+            ),
+            StackRow("layers", parts.NEOX, keep_first=1),
         ),
         note="Pythia too",
     ),
     Row(
         ("falcon",),
         (
-            StackRow("h", FALCON_TWO_NORMS, groups="num_kv_heads", when="new_decoder_architecture", **_FALCON),
-            StackRow("h", beside(FALCON), groups="num_kv_heads", when="new_decoder_architecture", **_FALCON),
-            StackRow("h", beside(FALCON), groups=1, when="multi_query and parallel_attn", **_FALCON),
-            StackRow("h", beside(FALCON), groups="", when="parallel_attn", **_FALCON),
-            StackRow("h", FALCON, groups=1, when="multi_query", **_FALCON),
-            StackRow("h", FALCON, groups="", **_FALCON),
+            StackRow("h", parts.FALCON_TWO_NORMS, groups="num_kv_heads", when="new_decoder_architecture", **_FALCON),
+            StackRow(
+                "h", parts.beside(parts.FALCON), groups="num_kv_heads", when="new_decoder_architecture", **_FALCON
+            ),
+            StackRow("h", parts.beside(parts.FALCON), groups=1, when="multi_query and parallel_attn", **_FALCON),
+            StackRow("h", parts.beside(parts.FALCON), groups="", when="parallel_attn", **_FALCON),
+            StackRow("h", parts.FALCON, groups=1, when="multi_query", **_FALCON),
+            StackRow("h", parts.FALCON, groups="", **_FALCON),
         ),
         refuses=(("alibi", 0, "an ALiBi bias with a slice for every head, handed on from layer to layer"),),
         note=_GROUPS,
@@ -286,27 +260,27 @@ ROWS: list[Row] = [
     Row(
         ("stablelm",),
         (
-            StackRow("layers", beside(STABLELM), keep_first=1, when="use_parallel_residual"),
-            StackRow("layers", STABLELM, keep_first=1),
+            StackRow("layers", parts.beside(parts.STABLELM), keep_first=1, when="use_parallel_residual"),
+            StackRow("layers", parts.STABLELM, keep_first=1),
         ),
         refuses=(("qk_layernorm", 0, "a norm of its own for every head, which cannot be cut yet"),),
         note=_GROUPS,
     ),
     Row(
         ("cohere", "cohere2"),
-        (StackRow("layers", COHERE, **_LLAMA),),
+        (StackRow("layers", parts.COHERE, **_LLAMA),),
         note=_GROUPS,
     ),
-    Row(("gptj",), (StackRow("h", GPTJ, keep_first=1, filters="n_inner", depth="n_layer"),)),
-    Row(("gpt_neo",), (StackRow("h", GPT_NEO, keep_first=1, depth=""),)),
-    Row(("eurobert",), (StackRow("layers", LLAMA, head_size="head_dim"),), note=_GROUPS),
-    Row(("nomic_bert",), (StackRow("layers", NOMIC),)),
+    Row(("gptj",), (StackRow("h", parts.GPTJ, keep_first=1, filters="n_inner", depth="n_layer"),)),
+    Row(("gpt_neo",), (StackRow("h", parts.GPT_NEO, keep_first=1, depth=""),)),
+    Row(("eurobert",), (StackRow("layers", parts.LLAMA, head_size="head_dim"),), note=_GROUPS),
+    Row(("nomic_bert",), (StackRow("layers", parts.NOMIC),)),
     Row(
         ("moonshine",),
         (
             StackRow(
                 "encoder.layers",
-                MOONSHINE,
+                parts.MOONSHINE,
                 mask="",
                 heads="encoder_num_attention_heads",
                 groups="encoder_num_key_value_heads",
@@ -314,7 +288,7 @@ ROWS: list[Row] = [
             ),
             StackRow(
                 "decoder.layers",
-                MOONSHINE_DECODER,
+                parts.MOONSHINE_DECODER,
                 keep_first=1,
                 **_TARGETS,
                 heads="decoder_num_attention_heads",

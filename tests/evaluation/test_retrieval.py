@@ -72,7 +72,7 @@ def test_wrong_use() -> None:
     model, tokenizer = encoder(), bert_tokenizer()
     with pytest.raises(InputError, match="task retrieval has no metric 'auc'; it has ndcg@10"):
         evaluate(model, tokenizer, ROWS, "retrieval", metric="auc")
-    with pytest.raises(InputError, match="an index is of use with task retrieval only"):
+    with pytest.raises(InputError, match="an index is of use with the tasks retrieval and knn only"):
         evaluate(
             model, tokenizer, Rows({"text1": TEXTS, "text2": TEXTS, "label": [1] * len(TEXTS)}), "sts", index=model
         )

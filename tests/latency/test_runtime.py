@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -29,12 +31,23 @@ def test_eager_is_the_model_itself() -> None:
 
 
 def test_graphs_are_recorded_once_and_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "recorded", Recorder)
+    made: list[Recorder] = []
+
+    def recorded(step: Callable[[], object], device: torch.device) -> Recorder:
+        made.append(Recorder(step, device))
+        return made[-1]
+
+    monkeypatch.setattr(module, "recorded", recorded)
     run = runner(model_of("bert"), inputs_of(batches_of(1)[0]), "graphs")
     for _ in range(3):
         run()
-    assert run.graph.replays == 3  # type: ignore[attr-defined]
-    assert run.run is run.graph.step  # type: ignore[attr-defined]  # alive as long as the graph
+    (graph,) = made
+    assert graph.replays == 3
+    step = weakref.ref(graph.step)
+    graph.step = None  # type: ignore[assignment]
+    del graph, made[:]
+    gc.collect()
+    assert step() is not None  # alive as long as the runner
 
 
 def test_a_model_that_cannot_be_recorded_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch
 from folders import rows_file
 from shearling.cli import run
 
-TIMES = ("seconds",)
+TIMES = ("seconds", "estimate")  # the estimate times the machine
 
 
 @pytest.mark.parametrize("method", ["surgeon", "paper"])

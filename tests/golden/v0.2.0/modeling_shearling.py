@@ -8,6 +8,9 @@ works where shearling is not installed. It imports torch and transformers only. 
 under `shearling`. Every transformers model calls `post_init` at the end of its construction; `register` has that call
 reshape a model whose configuration holds such shapes. Weights, quantisers and adapters come later and meet a model of
 the right shape. Saving such a model again writes this file again.
+
+A class that came with the dense model comes with the pruned one: `auto_map` leads to this file, so that it is read
+first, and `shearling.auto_map` to that class.
 """
 
 import inspect
@@ -22,10 +25,14 @@ from transformers.modeling_utils import PreTrainedModel
 
 VERSION = 2  # of the edits in config.json; 1 stood under `quantization_config`
 # What `transformers_weights` says in config.json. Transformers takes it for the name of the file with the weights, and
-# quotes it in its error where nobody has read this file. Reading the configuration or the tokenizer alone still works.
+# quotes it in its error where this file was not imported. Reading the configuration or the tokenizer alone still works.
 NOTICE = (
     "this model was pruned by shearling and its layers differ in size. Run `import shearling` before loading it, or "
     "pass trust_remote_code=True to the from_pretrained of an AutoModel class"
+)
+OWN_NOTICE = (
+    "this model was pruned by shearling and its class comes with it. Pass trust_remote_code=True to the "
+    "from_pretrained of an AutoModel class"
 )
 
 
@@ -277,19 +284,53 @@ def _reshape_first(post_init: Any, model: Any) -> None:
 
 def _add_notice(to_json_file: Any, config: Any, path: Any, *args: Any, **kwargs: Any) -> None:
     """Save what transformers does not: the notice, and the file that `auto_map` points to."""
-    pruned = bool(getattr(config, "shearling", None))
-    if pruned:
-        config.transformers_weights = NOTICE
+    if not getattr(config, "shearling", None):
+        to_json_file(config, path, *args, **kwargs)
+        return
+    shapes: dict[str, Any] = config.shearling
+    named: dict[str, str] = getattr(config, "auto_map", None) or {}
+    if own := _own_classes(config, Path(path).parent):
+        config.shearling = shapes | {"auto_map": own}
+        config.auto_map = named | {name: f"modeling_shearling.{name}" for name in own}
+    config.transformers_weights = OWN_NOTICE if own else NOTICE
     try:
         to_json_file(config, path, *args, **kwargs)
     finally:
-        if pruned:
-            del config.transformers_weights
-    if pruned and getattr(config, "auto_map", None):
+        config.shearling = shapes
+        if own:
+            config.auto_map = named
+        del config.transformers_weights
+    if named:
         Path(path).with_name("modeling_shearling.py").write_bytes(Path(__file__).read_bytes())
 
 
+def _own_classes(config: Any, folder: Path) -> dict[str, str]:
+    """Which `AutoModel...` leads to which class of the files beside the weights: `{name: file.class}`."""
+    named = (getattr(config, "auto_map", None) or {}) | config.shearling.get("auto_map", {})
+    own = {name: str(place) for name, place in named.items() if name.startswith("AutoModel")}
+    files = {name: place.rpartition("--")[2].partition(".")[0] for name, place in own.items()}
+    return {
+        name: place
+        for name, place in own.items()
+        if files[name] != "modeling_shearling" and (folder / f"{files[name]}.py").is_file()
+    }
+
+
 register()
+
+
+def _own_class(name: str, config: Any, place: Any, options: dict[str, Any]) -> Any:
+    """The class that came with the dense model; None where it is one of transformers. The caller trusts its code."""
+    own = (getattr(config, "shearling", None) or {}).get("auto_map", {})
+    if name not in own:
+        return None
+    from transformers.dynamic_module_utils import get_class_from_dynamic_module
+    from transformers.models.auto.auto_factory import add_generation_mixin_to_remote_model
+
+    config.auto_map = config.auto_map | own  # as it was in the dense model
+    found = get_class_from_dynamic_module(own[name], place, **options)
+    found.register_for_auto_class(name)  # saving the model again saves its code again
+    return add_generation_mixin_to_remote_model(found)
 
 
 def __getattr__(name: str) -> type:
@@ -297,18 +338,23 @@ def __getattr__(name: str) -> type:
     if not name.startswith("AutoModel"):
         raise AttributeError(name)
 
-    def from_pretrained(cls: type, *args: Any, **kwargs: Any) -> Any:
-        if config := kwargs.get("config"):
+    def from_pretrained(cls: type, place: Any, *args: Any, **kwargs: Any) -> Any:
+        config = kwargs.get("config")
+        if config is not None:
             vars(config).pop("transformers_weights", None)  # holds the message for those who load without this file
-        return getattr(transformers, name).from_pretrained(*args, **kwargs | {"trust_remote_code": False})
+        if own := _own_class(name, config, place, kwargs):
+            return own.from_pretrained(place, *args, **kwargs)
+        return getattr(transformers, name).from_pretrained(place, *args, **kwargs | {"trust_remote_code": False})
 
-    def from_config(cls: type, *args: Any, **kwargs: Any) -> Any:
-        return getattr(transformers, name).from_config(*args, **kwargs | {"trust_remote_code": False})
+    def from_config(cls: type, config: Any, **kwargs: Any) -> Any:
+        if own := _own_class(name, config, config.name_or_path, {}):
+            return own._from_config(config, **kwargs)
+        return getattr(transformers, name).from_config(config, **kwargs | {"trust_remote_code": False})
 
     def register_for_auto_class(cls: type, auto_class: Any = None) -> None:
         """Transformers announces the class it found; there is nothing to remember."""
 
-    methods = {
+    methods: dict[str, Any] = {
         "from_pretrained": from_pretrained,
         "_from_config": from_config,
         "register_for_auto_class": register_for_auto_class,

@@ -1,62 +1,113 @@
-"""Embedding models before and after pruning: search and sentence similarity, and what the calibration texts are worth.
+"""Embedding models before and after pruning: search and sentence similarity, polish, and what the texts are worth.
 
-    python experiments/embedding.py --model minilm=DIR --model mpnet=DIR --data DIR --device cuda
-    python experiments/embedding.py --model minilm=DIR --data DIR --study            # texts, domains, draws
-    python experiments/embedding.py --model minilm=DIR --data DIR --latency          # one query, on this CPU
+    python experiments/embedding.py --model all-MiniLM-L6-v2=DIR --data DIR --device cuda
+    python experiments/embedding.py --model all-MiniLM-L6-v2=DIR --data DIR --study recipe,texts,domain,draws,loss
+    python experiments/embedding.py --model all-MiniLM-L6-v2=DIR --data DIR --latency      # one query, on this CPU
 
 `--data` holds stsb.*, squad_v2.*, xquad.dev.* and wikitext2.valid.* as in ../shared. Calibration texts are sentences of
 STS-B and questions and paragraphs of SQuAD's training part. Scored: question -> paragraph among XQuAD's paragraphs and
 among those of SQuAD's dev part (R@1 and MRR@10; the pruned model on both sides, and for the queries only, on the index
-of the dense model), and the Spearman correlation on STS-B's dev part. Rows go to `results/embedding.json`.
+of the dense model), and the Spearman correlation on STS-B's dev part. Rows go to `results/embedding.json`; the same
+command goes on where it stopped, and `--minutes` ends it at the next row.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import random
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from shearling.checkpoint.pretrained import load_model, load_tokenizer
+from shearling.cli.options import polish as polish_of
 from shearling.data import Rows, encode, read_rows
+from shearling.engine.distil import Recipe
 from shearling.engine.hooks import frozen
+from shearling.engine.polish import polish
+from shearling.engine.progress import Stages
 from shearling.evaluation.exam import Exam, make_exam
 from shearling.latency.timing import device_name, in_turns
 from shearling.models.pooling import pooling_of, set_pooling
-from shearling.pipeline import Plan, measure
+from shearling.models.structure import structure_of
+from shearling.pipeline import Plan, Pruned, measure
 from shearling.report.charts import Level, Point, Series, chart
-from shearling.surgeon.measure import measure as curvatures
-from shearling.surgeon.order import order
 
 RESULTS = Path(__file__).parent / "results" / "embedding.json"
 BUDGETS = (0.8, 0.7, 0.6, 0.5, 0.3)
 SAMPLES = 2048
 SIZES = (512, 1024, 2048, 4096, 8192)
 DRAWS = (1, 2, 4)
+DOMAINS = ("paragraphs", "questions", "sentences", "wikitext")
+EXAMS = ("xquad", "squad", "stsb")
+STUDY_FLOPS = 0.5
+RECIPES = {
+    "default": Recipe(),
+    "hidden x 1": Recipe(hidden=1.0),
+    "hidden x 100": Recipe(hidden=100.0),
+    "outputs only": Recipe(hidden=0.0),
+    "no noise": Recipe(noise=0.0),
+    "rate 1e-4": Recipe(rate=1e-4),
+    "rate 1e-3": Recipe(rate=1e-3),
+    "batch 32": Recipe(examples=32),
+    "batch 32, rate 1e-3": Recipe(rate=1e-3, examples=32),
+}
+KEYS = ("study", "model", "flops", "polish", "texts", "draws", "domain", "seed", "loss", "recipe", "device")
 Row = dict[str, Any]
+
+
+class Results:
+    """Rows on disk; a row that is there already is not made again."""
+
+    def __init__(self, path: Path, minutes: float) -> None:
+        self.path, self.ends = path, time.monotonic() + 60 * minutes
+        self.rows: list[Row] = json.loads(path.read_text()) if path.is_file() else []
+
+    def add(self, keys: Row, make: Callable[[], Row]) -> None:
+        """The row of these keys, made unless it is there."""
+        if any(all(old.get(k) == keys.get(k) for k in KEYS) for old in self.rows):
+            return
+        if time.monotonic() > self.ends:
+            sys.exit("out of time; the same command goes on from here")
+        row = keys | make()
+        self.rows.append(row)
+        self.path.write_text("[\n" + ",\n".join(f" {json.dumps(r)}" for r in self.rows) + "\n]\n")
+        print(json.dumps(row), flush=True)
 
 
 class Bench:
     """One embedding model with its exams."""
 
-    def __init__(self, name: str, folder: str, data: Path, device: str, batch_size: int) -> None:
-        self.name, self.data, self.batch_size = name, data, batch_size
-        self.model = load_model(folder, device=device, dtype="float32")
+    def __init__(self, name: str, folder: str, options: argparse.Namespace) -> None:
+        self.name, self.data, self.batch_size = name, options.data, options.batch_size
+        self.wanted = options.exams.split(",")
+        self.model = load_model(folder, device="cpu" if options.latency else options.device, dtype="float32")
         self.tokenizer = load_tokenizer(folder)
-        self.exams = {
-            "xquad": self.exam(self.rows("xquad.dev"), "retrieval", own=True),
-            "xquad, dense index": self.exam(self.rows("xquad.dev"), "retrieval", own=False),
-            "squad": self.exam(self.answered(), "retrieval", own=True),
-            "squad, dense index": self.exam(self.answered(), "retrieval", own=False),
-            "stsb": self.exam(self.rows("stsb.dev"), "sts", own=True),
-        }
+
+    @cached_property
+    def exams(self) -> dict[str, Exam]:
+        """By name; the dense model embeds an index once."""
+        found = {}
+        for name in self.wanted:
+            if name == "stsb":
+                found[name] = self._exam(self.rows("stsb.dev"), "sts")
+            else:
+                rows = self.rows("xquad.dev") if name == "xquad" else self.answered()
+                found[name] = self._exam(rows, "retrieval")
+                found[f"{name}, dense index"] = self._exam(rows, "retrieval", index=self.model)
+        return found
+
+    def _exam(self, rows: Rows, task: str, **more: Any) -> Exam:
+        metric = "r@1" if task == "retrieval" else None
+        return make_exam(self.model, self.tokenizer, rows, task, batch_size=64, metric=metric, **more)
 
     def rows(self, stem: str) -> Rows:
         found = sorted(self.data.glob(f"{stem}.*"))
@@ -68,11 +119,6 @@ class Bench:
         """SQuAD's dev questions that their paragraph answers."""
         rows = self.rows("squad_v2.dev")
         return rows.select(i for i, answers in enumerate(rows.column("answers")) if answers)
-
-    def exam(self, rows: Rows, task: str, *, own: bool) -> Exam:
-        index = None if own else self.model
-        metric = "r@1" if task == "retrieval" else None
-        return make_exam(self.model, self.tokenizer, rows, task, batch_size=64, metric=metric, index=index)
 
     def texts(self, count: int, domain: str = "mixed", seed: int = 0) -> list[str]:
         """Calibration texts: a quarter paragraphs, as many questions, the rest sentences; or one kind alone."""
@@ -87,9 +133,10 @@ class Bench:
         rng = random.Random(seed)
         if domain != "mixed":
             return rng.sample(kinds[domain], min(count, len(kinds[domain])))
-        chosen = rng.sample(kinds["paragraphs"], min(count // 4, len(kinds["paragraphs"])))
-        chosen += rng.sample(kinds["questions"], min(count // 4, len(kinds["questions"])))
-        return [*chosen, *rng.sample(kinds["sentences"], count - len(chosen))]
+        chosen: list[str] = []
+        for kind, wanted in (("paragraphs", count // 4), ("questions", count // 4), ("sentences", count)):
+            chosen += rng.sample(kinds[kind], min(wanted, count - len(chosen), len(kinds[kind])))
+        return chosen
 
     def plan(self, texts: Sequence[str], *, draws: int = 1, seed: int = 0) -> Plan:
         """Measured on these texts; with several draws, on the mean of as many gradients' second moments."""
@@ -98,12 +145,12 @@ class Bench:
             batch_size=self.batch_size, labels="ignore", pooling=pooling_of(self.model),
         )  # fmt: skip
         plan = measure(self.model, batches, samples=len(texts), seed=seed)
-        if draws == 1:
-            return plan
-        several = [curvatures(plan.structure, plan.sample, seed=seed + draw) for draw in range(draws)]
-        for parts in zip(*several, strict=True):
-            parts[0].G = torch.stack([part.G for part in parts]).mean(0)
-        return replace(plan, evidence=order(several[0]))
+        evidence = None
+        for draw in range(draws if draws > 1 else 0):
+            evidence = plan.method.measure(
+                plan.structure, plan.sample, seed=seed + draw, stages=Stages(None), earlier=evidence
+            )
+        return plan if evidence is None else replace(plan, evidence=evidence)
 
     def score(self, model: Any) -> Row:
         row: Row = {}
@@ -114,67 +161,126 @@ class Bench:
                 row[f"{name}, mrr@10"] = round(result.extra["mrr@10"], 2)
         return row
 
-
-def sweep(bench: Bench, keep: Any, budgets: Sequence[float] = BUDGETS) -> None:
-    """All budgets from one measurement."""
-    keep({"study": "budget", "model": bench.name, "flops": 1.0, **bench.score(bench.model)})
-    plan = bench.plan(bench.texts(SAMPLES))
-    for flops in budgets:
-        pruned = plan.prune(flops=flops)
-        seconds = round(sum(pruned.report.seconds.values()), 1)
-        scores = bench.score(pruned.model)
-        keep({"study": "budget", "model": bench.name, "flops": flops, "texts": SAMPLES, "seconds": seconds, **scores})
+    def point(self, plan: Callable[[], Plan], flops: float, setting: str) -> Row:
+        """Prune to this budget, polish as asked, and score; with what the report says of the run."""
+        pruned = prune(plan(), flops, setting)
+        report = pruned.report
+        row: Row = {"texts": report.examples, "cosine": round(report.agreement["value"], 2)}
+        if report.polish:
+            row |= {"passes": report.polish["passes"], "polish_seconds": round(report.polish["seconds"], 1)}
+        return row | {"seconds": round(sum(report.seconds.values()), 1)} | self.score(pruned.model)
 
 
-def study(bench: Bench, keep: Any, budgets: Sequence[float] = BUDGETS, flops: float = 0.5) -> None:
-    """At one budget: the loss, the number of draws, the number of texts, and texts of another kind."""
+def prune(plan: Plan, flops: float, setting: str) -> Pruned:
+    """The measurement serves every way to polish."""
+    return replace(plan, method=replace(plan.method, polish=polish_of(setting))).prune(flops=flops)
+
+
+def sweep(bench: Bench, results: Results, budgets: Sequence[float], polishes: Sequence[str]) -> None:
+    """All budgets from one measurement, polished in every way asked for."""
+    common = {"study": "budget", "model": bench.name}
+    results.add(common | {"flops": 1.0}, lambda: bench.score(bench.model))
+    plan = Once(lambda: bench.plan(bench.texts(SAMPLES)))
+    for setting in polishes:
+        for flops in budgets:
+            keys = common | {"flops": flops, "polish": setting, "texts": SAMPLES}
+            results.add(keys, partial(bench.point, plan, flops, setting))
+
+
+class Once:
+    """A plan that is measured when it is first asked for."""
+
+    def __init__(self, make: Callable[[], Plan]) -> None:
+        self.make, self.found = make, None
+
+    def __call__(self) -> Plan:
+        self.found = self.found or self.make()
+        return self.found
+
+
+def study(bench: Bench, results: Results, names: Sequence[str], setting: str) -> None:
+    """At one budget: the number of texts and draws, texts of another kind, the loss, the recipe of polish."""
+    common = {"model": bench.name, "flops": STUDY_FLOPS, "polish": setting}
+
+    def add(keys: Row, plan: Callable[[], Plan]) -> None:
+        results.add(common | keys, lambda: bench.point(plan, STUDY_FLOPS, setting))
+
+    if "texts" in names:
+        for size in SIZES:
+            add({"study": "texts", "texts": size}, lambda size=size: bench.plan(bench.texts(size)))
+    if "domain" in names:
+        for domain in DOMAINS:
+            texts = bench.texts(SAMPLES, domain)
+            add({"study": "domain", "domain": domain, "texts": len(texts)}, partial(bench.plan, texts))
+    if "draws" in names:
+        for seed in (0, 1):
+            for draws in DRAWS:
+                plan = partial(bench.plan, bench.texts(SAMPLES, seed=seed), draws=draws, seed=10 * seed)
+                add({"study": "draws", "draws": draws, "seed": seed, "texts": SAMPLES}, plan)
+    if "loss" in names:
+        add({"study": "loss", "loss": "as it is", "texts": SAMPLES}, partial(_unnormalised, bench))
+    if "recipe" in names:
+        recipes(bench, results, common | {"study": "recipe", "texts": SAMPLES}, setting)
+
+
+def _unnormalised(bench: Bench) -> Plan:
+    """Measured with the embedding as it is, not of length one."""
     own = pooling_of(bench.model)
-    common = {"model": bench.name, "flops": flops}
-    texts = bench.texts(SAMPLES)
     set_pooling(bench.model, replace(own, normalize=False, similarity="dot"))
-    plan = bench.plan(texts)
-    set_pooling(bench.model, own)
-    pruned = plan.prune(flops=flops)
-    keep(common | {"study": "loss", "loss": "as it is", "texts": SAMPLES, **bench.score(pruned.model)})
-    for seed in (0, 1):
-        for draws in DRAWS:
-            pruned = bench.plan(bench.texts(SAMPLES, seed=seed), draws=draws, seed=10 * seed).prune(flops=flops)
-            keep(common | {"study": "draws", "draws": draws, "seed": seed, **bench.score(pruned.model)})
-    for size in SIZES:
-        pruned = bench.plan(bench.texts(size)).prune(flops=flops)
-        keep(common | {"study": "texts", "texts": size, **bench.score(pruned.model)})
-    for domain in ("paragraphs", "questions", "sentences", "wikitext"):
-        chosen = bench.texts(SAMPLES, domain)
-        pruned = bench.plan(chosen).prune(flops=flops)
-        keep(common | {"study": "domain", "domain": domain, "texts": len(chosen), **bench.score(pruned.model)})
+    try:
+        return bench.plan(bench.texts(SAMPLES))
+    finally:
+        set_pooling(bench.model, own)
 
 
-def latency(bench: Bench, keep: Any, budgets: Sequence[float] = BUDGETS, rounds: int = 101) -> None:
+def recipes(bench: Bench, results: Results, common: Row, setting: str) -> None:
+    """One pruned model, polished by every recipe."""
+    plan = Once(lambda: bench.plan(bench.texts(SAMPLES)))
+    start: list[Any] = []
+
+    def make(recipe: Recipe) -> Row:
+        start[:] = start or [prune(plan(), STUDY_FLOPS, "off").model]
+        student = copy.deepcopy(start[0])
+        found = polish(
+            plan().structure, structure_of(student), plan().sample, polish_of(setting), share=STUDY_FLOPS, recipe=recipe
+        )
+        return {"judge": [found.before, found.after], "passes": found.passes} | bench.score(student)
+
+    for name, recipe in RECIPES.items():
+        results.add(common | {"recipe": name}, partial(make, recipe))
+
+
+def latency(bench: Bench, results: Results, budgets: Sequence[float], rounds: int = 101) -> None:
     """One query on this CPU, dense and pruned in turns."""
-    plan = bench.plan(bench.texts(256))
+    plan = Once(lambda: bench.plan(bench.texts(256)))
     query = bench.tokenizer(bench.rows("xquad.dev").column("question")[0], return_tensors="pt")
-    for flops in budgets:
-        small = plan.prune(flops=flops).model
+    cpu = torch.device("cpu")
+
+    def make(flops: float) -> Row:
+        small = prune(plan(), flops, "off").model
         with frozen(bench.model), frozen(small), torch.inference_mode():
             runs = [partial(model, **query) for model in (bench.model, small)]
-            dense, pruned = in_turns(runs, torch.device("cpu"), rounds=rounds)
-        keep({
-            "study": "latency", "model": bench.name, "flops": flops, "ratio": round(dense.median / pruned.median, 3),
-            "dense_ms": round(1e3 * dense.median, 3), "pruned_ms": round(1e3 * pruned.median, 3),
-            "tokens": query["input_ids"].shape[-1], "threads": torch.get_num_threads(),
-            "device": device_name(torch.device("cpu")),
-        })  # fmt: skip
+            dense, pruned = in_turns(runs, cpu, rounds=rounds)
+        return {
+            "ratio": round(dense.median / pruned.median, 3), "dense_ms": round(1e3 * dense.median, 3),
+            "pruned_ms": round(1e3 * pruned.median, 3), "tokens": query["input_ids"].shape[-1],
+            "threads": torch.get_num_threads(),
+        }  # fmt: skip
+
+    for flops in budgets:
+        keys = {"study": "latency", "model": bench.name, "flops": flops, "device": device_name(cpu)}
+        results.add(keys, partial(make, flops))
 
 
 def plot(rows: Sequence[Row], name: str) -> str:
-    """R@1 on XQuAD against the budget, in both modes."""
+    """R@1 on XQuAD against the budget, in both modes, as `auto` polishes."""
     points = [row for row in rows if row["study"] == "budget" and row["model"] == name]
     dense = next(row["xquad"] for row in points if row["flops"] == 1.0)
+    shown = sorted((row for row in points if row.get("polish") == "auto"), key=lambda row: row["flops"])
     series = [
-        Series(label, [Point(row["flops"], row[key], note=f"{label} at {row['flops']:.0%}: {row[key]:.2f}")
-                       for row in sorted(points, key=lambda row: row["flops"]) if row["flops"] < 1])
+        Series(label, [Point(row["flops"], row[key]) for row in shown])
         for label, key in (("pruned queries, dense index", "xquad, dense index"), ("pruned on both sides", "xquad"))
-    ]  # fmt: skip
+    ]
     return chart(
         series, levels=[Level(dense, f"dense {dense:.2f}", strong=True), Level(dense - 1, "1 point below")],
         title=f"{name}: search", x_label="FLOPs, of dense", y_label="R@1", x_format="{:.0%}".format,
@@ -186,21 +292,19 @@ def main() -> None:
     options = parse()
     if options.threads:
         torch.set_num_threads(options.threads)
-    rows: list[Row] = json.loads(options.out.read_text()) if options.out.is_file() else []
-    keys = ("study", "model", "flops", "texts", "draws", "domain", "seed", "loss", "device")
-
-    def keep(row: Row) -> None:
-        rows[:] = [old for old in rows if any(old.get(k) != row.get(k) for k in keys)] + [row]
-        options.out.write_text("[\n" + ",\n".join(f" {json.dumps(r)}" for r in rows) + "\n]\n")
-        print(json.dumps(row), flush=True)
-
+    results = Results(options.out, options.minutes)
+    polishes, budgets = options.polish.split(","), [float(word) for word in options.flops.split(",")]
     for word in options.model:
         name, _, folder = word.partition("=")
-        bench = Bench(name, folder, options.data, "cpu" if options.latency else options.device, options.batch_size)
-        budgets = [float(word) for word in options.flops.split(",")]
-        (latency if options.latency else study if options.study else sweep)(bench, keep, budgets)
-        if not (options.latency or options.study):
-            options.out.with_name(f"embedding-{name}.svg").write_text(plot(rows, name))
+        bench = Bench(name, folder, options)
+        if options.latency:
+            latency(bench, results, budgets)
+        elif options.study:
+            for setting in polishes:
+                study(bench, results, options.study.split(","), setting)
+        else:
+            sweep(bench, results, budgets, polishes)
+            options.out.with_name(f"embedding-{name}.svg").write_text(plot(results.rows, name))
 
 
 def parse() -> argparse.Namespace:
@@ -209,12 +313,15 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", action="append", required=True, help="NAME=DIRECTORY; may be given several times")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--flops", default=",".join(map(str, BUDGETS)), help="budgets, comma-separated")
+    parser.add_argument("--polish", default="off,auto,20", help="settings of polish, comma-separated")
+    parser.add_argument("--exams", default=",".join(EXAMS), help="of xquad, squad and stsb")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no row after so many")
     parser.add_argument("--out", type=Path, default=RESULTS)
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--study", action="store_true", help="what the loss, draws, texts and domains change, at 50%%")
+    what.add_argument("--study", help="of texts, domain, draws, loss and recipe, at 50%%")
     what.add_argument("--latency", action="store_true", help="time one query on this CPU")
     return parser.parse_args()
 

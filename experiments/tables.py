@@ -12,7 +12,15 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 EXPERIMENTS, BENCHMARKS = ROOT / "experiments" / "results", ROOT / "benchmarks" / "results"
+EMBEDDING_ROWS = EXPERIMENTS / "embedding.json"
 NOTABLE = 0.05  # a stage's share of the time
+SEARCHES = {
+    "xquad, dense index": "XQuAD, dense index",
+    "xquad": "XQuAD",
+    "squad, dense index": "SQuAD, dense index",
+    "squad": "SQuAD",
+    "stsb": "STS-B",
+}
 Row = dict[str, Any]
 
 
@@ -95,6 +103,20 @@ def real_models(task: str) -> str:
     head = ["model", "method", "examples x tokens", "scored on", *(f"{flops:.0%}" for flops in budgets)]
     body = [[*key, *(f"{found[f]:.1f}" if f in found else "-" for f in budgets)] for key, found in lines.items()]
     return markdown(head, body)
+
+
+def search() -> str:
+    """A line per model, budget and polish: both searches in both modes, similarity, and the speed of one query."""
+    rows: list[Row] = read(EMBEDDING_ROWS)
+    speeds = {(r["model"], r["flops"]): f"{r['ratio']:.2f}x" for r in rows if r["study"] == "latency"}
+    exams = [name for name in SEARCHES if any(name in r for r in rows)]
+    lines = []
+    for r in rows:
+        if r["study"] == "budget":
+            scores = (f"{r[name]:.1f}" if name in r else "-" for name in exams)
+            speed = speeds.get((r["model"], r["flops"]), "-")
+            lines.append([r["model"], f"{r['flops']:.0%}", r.get("polish", "-"), r.get("passes", "-"), *scores, speed])
+    return markdown(["model", "FLOPs", "polish", "passes", *(SEARCHES[name] for name in exams), "one query"], lines)
 
 
 def speed() -> str:

@@ -24,6 +24,7 @@ from shearling.integrations.sentence_transformers import (
     transformer_of,
 )
 from shearling.models.pooling import pooling_of
+from shearling.sample.batch import HELD_OUT
 from warm import python
 
 library: Any = pytest.importorskip("sentence_transformers", reason="needs sentence-transformers")
@@ -124,6 +125,22 @@ def test_prune_save_and_load(tmp_path: Path) -> None:
     assert alone(tmp_path / "half", "SentenceTransformer", "encode", TEXTS[:4]) == pytest.approx(
         expected[:4].ravel().tolist(), rel=1e-4, abs=1e-5
     )
+
+
+@pytest.mark.parametrize("mode", ["cls", "mean"])
+def test_polish_judges_by_the_embeddings_that_encode_gives(mode: str, tmp_path: Path) -> None:
+    """Its own pooling, Dense and Normalize modules, its prompt and its longest text."""
+    model = embedder(tmp_path, mode, dense=True)
+    result = shearling.prune(model, TEXTS, flops=0.5, method=shearling.Surgeon(polish=2), progress=False)
+    judge = result.report.polish
+    assert judge["passes"] == 2
+    assert judge["after"] <= judge["before"]
+    dense, small = (m.encode(TEXTS, convert_to_tensor=True) for m in (model, result.model))
+    held_out = torch.arange(len(TEXTS)) % HELD_OUT == HELD_OUT - 1
+    distances = (dense - small).square().sum(-1)[held_out]
+    # The similarities add a little to the distance, and depend on which texts share a batch.
+    similar = (small @ small.T - dense @ dense.T).square()[held_out][:, held_out]
+    assert float(distances.mean()) <= judge["after"] <= float(distances.mean() + similar.max())
 
 
 def test_a_cross_encoder(tmp_path: Path) -> None:

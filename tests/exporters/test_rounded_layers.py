@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from exporters.test_gguf import ENGINES, language_model, tokenizer, uneven
 from torch import Tensor
 
+from exporters.test_gguf import ENGINES, language_model, tokenizer, uneven
 from shearling.exporters import gguf as kind
 from shearling.exporters.formats import Job
 from shearling.exporters.gguf_run import Reading
 from shearling.exporters.rounded_layers import round_layers
 from shearling.exporters.rounding import GRIDS
+from shearling.workflows.export import export_model
 
 pytest.importorskip("gguf", reason="needs shearling[gguf]")
 WORDS = 48
@@ -68,7 +69,6 @@ def divergence(model: Any, engine: Any) -> float:
 def test_a_trained_model_stays_closer_than_by_plain_rounding(trained: Any, tmp_path: Path) -> None:
     plain = divergence(trained, Reading(write(trained, tmp_path / "plain.gguf", [])))
     rounded = divergence(trained, Reading(write(_copy(trained), tmp_path / "rounded.gguf", calibration())))
-    print(plain, rounded)
     assert rounded < 0.7 * plain
 
 
@@ -94,6 +94,25 @@ def test_padding_does_not_count(trained: Any) -> None:
     round_layers(without, [{"input_ids": batch, "attention_mask": torch.ones_like(batch)}], GRIDS["q4_0"])
     first = [model.model.layers[0].self_attn.q_proj.weight for model in (with_padding, without)]
     torch.testing.assert_close(*first)
+
+
+def test_export_reports_perplexity_after_each_step(trained: Any, tmp_path: Path) -> None:
+    folder, words = tmp_path / "model", tokenizer()
+    trained.save_pretrained(folder)
+    words.save_pretrained(folder)
+    calibrate, rows = ([words.decode(row) for row in texts(24, seed)] for seed in (4, 5))
+    found = {}
+    for data in (None, calibrate):
+        result = export_model(
+            str(folder), tmp_path / f"{len(found)}.gguf", format="gguf", precision="q4_0", data=data, eval=rows,
+            dense=str(folder), rounds=2,
+        )  # fmt: skip
+        said = found["plain" if data is None else "rounded"] = result.scores
+        assert result.notes
+        assert said["metric"] == "perplexity"
+        assert said["dense"] == said["pruned"]  # the model itself is named as the dense one
+        assert said["exported"] == pytest.approx(said["pruned"], rel=0.2)
+    assert found["plain"]["exported"] != found["rounded"]["exported"]
 
 
 def _copy(model: Any) -> Any:

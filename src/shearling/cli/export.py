@@ -47,7 +47,7 @@ def export(
     ] = None,
     dtype: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="gguf: f16 or q8_0.", rich_help_panel=o.FORMAT),
+        typer.Option(help="gguf: f16, q8_0 or q4_0.", rich_help_panel=o.FORMAT),
     ] = None,
     data: o.Data = None,
     task: o.Task = None,

@@ -208,7 +208,7 @@ def _add_tensor(writer: Any, name: str, tensor: Tensor, precision: str, scale: T
 
 
 def _four_bit_blocks(values: NDArray[np.float32], scale: Tensor) -> NDArray[np.uint8]:
-    """Weights on the grid as q4_0's blocks: a scale in float16, then the codes 0 to 15, two a byte, half a block apart."""
+    """Weights on the grid as q4_0's blocks: a scale in float16, then codes 0 to 15, two a byte, half a block apart."""
     blocks = torch.from_numpy(values).unflatten(1, (-1, BLOCK))  # [D, blocks, BLOCK]
     codes = (GRIDS["q4_0"].codes(blocks, scale[..., None]) + 8).to(torch.uint8).numpy()
     halves = codes[..., : BLOCK // 2] | codes[..., BLOCK // 2 :] << 4

@@ -28,7 +28,7 @@ class Grid:
     shares: tuple[float, ...] = (1.0,)
 
     def scale(self, block: Tensor, importance: Tensor) -> Tensor:
-        """[D, 1]: of the tried scales of a block [D, b], the one with the least error, columns weighed by importance."""
+        """[D, 1]: the tried scale of a block [D, b] with the least error, columns weighed by importance [b]."""
         extreme = block.gather(1, block.abs().argmax(1, keepdim=True))
         tried = torch.stack([(share * extreme / self.low).half().to(block) for share in self.shares])  # [tried, D, 1]
         errors = ((self.codes(block, tried) * tried - block).square() * importance).sum(-1)  # [tried, D]

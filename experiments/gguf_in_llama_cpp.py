@@ -1,6 +1,6 @@
 """A pruned language model in llama.cpp: the same text as PyTorch, the same perplexity, and how much faster than dense.
 
-    python experiments/llama_cpp.py --dense SmolLM2-135M-Instruct.Q4_1.gguf --pruned small --text wikitext2.test.txt.xz
+    python experiments/gguf_in_llama_cpp.py --dense SmolLM2-135M-Instruct.Q4_1.gguf --pruned small --text test.txt
 
 Both models are exported in each precision. Greedy tokens and perplexity are compared with PyTorch in float32 on texts
 that the sample does not hold; dense and pruned files generate in turns. Needs `shearling[gguf]` and llama-cpp-cffi.
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--pruned", required=True)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--precisions", default=",".join(gguf.FILE_TYPES))
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "llama_cpp.json")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gguf_in_llama_cpp.json")
     options = parser.parse_args()
     if not has_llama_cpp():
         sys.exit("llama.cpp is not here: pip install llama-cpp-cffi")
@@ -118,7 +118,7 @@ def main() -> None:
             for name, model in models.items():
                 path = Path(folder) / f"{name}.gguf"
                 gguf.write(Job(model, {}, ["logits"], path, precision, tokenizer=tokenizer, source=options.dense))
-                engines[name], sizes[name] = LlamaCpp(path, context=512), path.stat().st_size
+                engines[name], sizes[name] = LlamaCpp(path), path.stat().st_size
             rates = speed(engines, windows[0][:PROMPT])
             for name, model in models.items():
                 rows.append({"model": name, "precision": precision, "bytes": sizes[name],

@@ -154,19 +154,27 @@ class Lab:
         settings = {"method": method.name, **asdict(method)}  # type: ignore[call-overload]
         settings.pop("seed", None)
         key = json.dumps([task, settings, flops, seed, samples, self.limit], sort_keys=True)
-        if key not in self._points:
-            self.check_time()
+
+        def score() -> Row:
             pruned = self.pruned(task, method, flops, seed, samples)
             result = self.bench(task).exam.take(pruned.model)
             report = pruned.report
-            self._keep({
-                "key": key, "task": task, "method": method.name, "settings": settings, "flops": flops, "seed": seed,
+            return {
+                "task": task, "method": method.name, "settings": settings, "flops": flops, "seed": seed,
                 "samples": report.examples, "metric": result.metric, "value": result.value,
                 "dense": self.bench(task).dense, "ratio": report.flops.ratio,
                 "seconds": {**report.seconds, "total": sum(report.seconds.values())},
                 "evaluate_seconds": result.seconds, "layers": report.layers,
                 "notes": [r.note for r in report.repairs if r.note], "polish": report.polish,
-            })  # fmt: skip
+            }  # fmt: skip
+
+        return self.kept(key, score)
+
+    def kept(self, key: str, make: Callable[[], Row]) -> Row:
+        """A point from the store, or made now and stored."""
+        if key not in self._points:
+            self.check_time()
+            self._keep({"key": key, **make()})
         return self._points[key]
 
     def mean(

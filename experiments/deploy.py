@@ -1,11 +1,13 @@
 """What to serve: dense and pruned models in PyTorch and as int8 ONNX files, with size, latency and metric.
 
-Latency is of one example at a time on this CPU, all variants of a task taking turns; `faster` is against the dense
-model in float32 PyTorch. Needs `shearling[export]`.
+Latency is of one example at a time on this CPU, all variants of a task taking turns, in as many threads as PyTorch
+has; `faster` is against the dense model in float32 PyTorch. A task that is finished is kept in `points.jsonl`, so an
+interrupted run goes on with the next one. Needs `shearling[export]`.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -30,29 +32,35 @@ ROUNDS = 10
 
 def rows(lab: Lab) -> Iterator[Row]:
     for task in lab.tasks:
-        lab.check_time()
-        bench = lab.bench(task)
-        model = bench.model.cpu()
-        calibration = inputs_from_rows(
-            model, bench.tokenizer, bench.train, find_task(task), samples=CALIBRATION, seed=lab.seeds[0]
-        )
-        single = [{k: v[i : i + 1] for k, v in b.items()} for b in calibration for i in range(len(b["input_ids"]))]
-        examples = [_unpadded(example) for example in single[:EXAMPLES]]
-        with tempfile.TemporaryDirectory() as folder:
-            found, runs = [], []
-            for flops in BUDGETS:
-                small = model if flops is None else lab.pruned(task, SURGEON, flops, lab.seeds[0]).model.cpu()
-                for name, size, taken, run in _variants(small, calibration, Path(folder) / f"{flops}"):
-                    value = bench.exam.take(taken, device="cpu").value
-                    found.append({"task": task, "flops": flops or 1.0, "variant": name, "bytes": size, "value": value})
-                    runs.append(_over(run, examples))
-            times = in_turns(runs, torch.device("cpu"), rounds=ROUNDS)
-        for row, time in zip(found, times, strict=True):
-            yield row | {
-                "drop": found[0]["value"] - row["value"],
-                "milliseconds": 1e3 * time.median / EXAMPLES,
-                "faster": times[0].median / time.median,
-            }
+        key = json.dumps(["deploy", task, lab.seeds[0], lab.samples, lab.limit, torch.get_num_threads()])
+        yield from lab.kept(key, lambda task=task: {"rows": _measured(lab, task)})["rows"]
+
+
+def _measured(lab: Lab, task: str) -> list[Row]:
+    """Every variant of one task."""
+    bench = lab.bench(task)
+    model = bench.model.cpu()
+    calibration = inputs_from_rows(
+        model, bench.tokenizer, bench.train, find_task(task), samples=CALIBRATION, seed=lab.seeds[0]
+    )
+    single = [{k: v[i : i + 1] for k, v in b.items()} for b in calibration for i in range(len(b["input_ids"]))]
+    examples = [_unpadded(example) for example in single[:EXAMPLES]]
+    with tempfile.TemporaryDirectory() as folder:
+        found: list[Row] = []
+        runs = []
+        for flops in BUDGETS:
+            small = model if flops is None else lab.pruned(task, SURGEON, flops, lab.seeds[0]).model.cpu()
+            for name, size, taken, run in _variants(small, calibration, Path(folder) / f"{flops}"):
+                value = bench.exam.take(taken, device="cpu").value
+                found.append({"task": task, "flops": flops or 1.0, "variant": name, "bytes": size, "value": value})
+                runs.append(_over(run, examples))
+                print(json.dumps(found[-1]), file=sys.stderr, flush=True)
+        times = in_turns(runs, torch.device("cpu"), rounds=ROUNDS)
+    for row, time in zip(found, times, strict=True):
+        row["drop"] = found[0]["value"] - row["value"]
+        row["milliseconds"] = 1e3 * time.median / EXAMPLES
+        row["faster"] = times[0].median / time.median
+    return found
 
 
 def _variants(model: Any, calibration: list[Inputs], folder: Path) -> Iterator[tuple[str, int, Any, Any]]:

@@ -169,6 +169,22 @@ def growth() -> str:
     return markdown(["method", "", "time, of base", "by stage"], lines)
 
 
+def deploy() -> str:
+    """A line per budget and variant: the metric of each task, and means over the tasks of what is lost and gained."""
+    lines: dict[tuple[float, str], dict[str, Row]] = {}
+    for row in read(EXPERIMENTS / "deploy.json")["rows"]:
+        lines.setdefault((row["flops"], row["variant"]), {})[row["task"]] = row
+    tasks = list(next(iter(lines.values())))
+    body = []
+    for (flops, variant), found in lines.items():
+        means = {name: sum(r[name] for r in found.values()) / len(found) for name in ("drop", "bytes", "faster")}
+        body.append([
+            "dense" if flops == 1 else f"{flops:.0%}", variant, *(f"{found[task]['value']:.1f}" for task in tasks),
+            f"{means['drop']:.1f}", f"{means['bytes'] / 1e6:.0f}", f"{means['faster']:.1f}x",
+        ])  # fmt: skip
+    return markdown(["FLOPs", "", *tasks, "mean loss", "MB", "faster"], body)
+
+
 def latency(name: str) -> str:
     """The benchmark's own table, without its notes."""
     text = (BENCHMARKS / f"latency-{name}.md").read_text(encoding="utf-8")
@@ -197,6 +213,7 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "graphs": ("docs/results.md", lambda: latency("cuda-bert-base-graphs-predict")),
     "eager": ("docs/results.md", lambda: latency("cuda-bert-base-predict")),
     "growth": ("docs/performance.md", growth),
+    "deploy": ("docs/results.md", deploy),
 }
 
 

@@ -39,7 +39,7 @@ def export(
             rich_help_panel=o.FORMAT,
         ),
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="gguf: f16 or q8_0.", rich_help_panel=o.FORMAT)] = None,
+    dtype: Annotated[str | None, typer.Option(help="gguf: f16, q8_0 or q4_0.", rich_help_panel=o.FORMAT)] = None,
     data: o.Data = None,
     task: o.Task = None,
     eval_: Annotated[

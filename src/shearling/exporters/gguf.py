@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from shearling.errors import ModelError
 from shearling.exporters.formats import Job
 from shearling.exporters.gguf_tokenizer import add_tokenizer
+from shearling.exporters.rounded_layers import Scales, round_layers
+from shearling.exporters.rounding import BLOCK, GRIDS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
 # transformers' model type, and the architecture llama.cpp runs it as where all layers are alike
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2"}
 UNEVEN = "deci"
-BLOCK = 32  # weights that share a scale in q8_0; filters are padded with zeros to a multiple
-FILE_TYPES = {"float16": 1, "q8_0": 7}  # llama_ftype of llama.h
+FILE_TYPES = {"float16": 1, "q8_0": 7, "q4_0": 2}  # llama_ftype of llama.h
+EMBEDDINGS = ("token_embd.weight", "output.weight")  # in q8_0 where the layers are in q4_0
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ def unsuited(model: PreTrainedModel) -> str | None:
 
 
 def write(job: Job) -> None:
-    """The model, its sizes and its tokenizer as one file."""
+    """The model, its sizes and its tokenizer as one file; with calibration texts, q4_0 rounds its weights by them."""
     import gguf
 
     model, config = job.model, job.model.config
@@ -63,8 +65,11 @@ def write(job: Job) -> None:
     if job.tokenizer is None:
         raise ModelError("GGUF carries the tokenizer, and none was found beside the model: copy its files there.")
     add_tokenizer(writer, job.tokenizer, int(config.vocab_size), job.source)
-    for name, tensor in _tensors(model, sizes, paired=architecture != "qwen2"):
-        _add_tensor(writer, name, tensor, job.precision)
+    calibrated = job.precision == "q4_0" and bool(job.calibration)
+    scales = round_layers(model, job.calibration, GRIDS[job.precision]) if calibrated else {}
+    for name, tensor, scale in _tensors(model, sizes, scales, paired=architecture != "qwen2"):
+        precision = "q8_0" if job.precision == "q4_0" and name in EMBEDDINGS else job.precision
+        _add_tensor(writer, name, tensor, precision, scale)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -128,36 +133,39 @@ def _add_sizes(writer: Any, model: PreTrainedModel, sizes: list[Layer], *, even:
         writer.add_rope_scaling_factor(float(rope["factor"]))
 
 
-def _tensors(model: PreTrainedModel, sizes: list[Layer], *, paired: bool) -> Any:
-    """Every tensor under llama.cpp's name.
+def _tensors(model: PreTrainedModel, sizes: list[Layer], scales: Scales, *, paired: bool) -> Any:
+    """Every tensor under llama.cpp's name, and the scales of its blocks where it is rounded already.
 
     paired  rotated pairs lie side by side in a head, as llama and deci want them; transformers keeps halves apart
     """
     base, head = model.base_model, _head_size(model.config)
-    yield "token_embd.weight", base.embed_tokens.weight
-    yield "output_norm.weight", base.norm.weight
+    yield "token_embd.weight", base.embed_tokens.weight, None
+    yield "output_norm.weight", base.norm.weight, None
     out = model.get_output_embeddings().weight
     if out is not base.embed_tokens.weight:
-        yield "output.weight", out
+        yield "output.weight", out, None
     if _rope(model.config).get("rope_type") == "llama3":
-        yield "rope_freqs.weight", _frequency_factors(model)
+        yield "rope_freqs.weight", _frequency_factors(model), None
     for i, (layer, size) in enumerate(zip(base.layers, sizes, strict=True)):
         width, narrow = size.heads * head, size.groups * head
         attention, ffn = layer.self_attn, layer.mlp
         gate, up = (_projection(ffn, name, model.config) for name in ("gate_proj", "up_proj"))
         parts = {"ffn_gate": (gate, size.filters, 0), "ffn_up": (up, size.filters, 0),
                  "ffn_down": (ffn.down_proj, 0, size.filters)}  # fmt: skip
-        yield f"blk.{i}.ffn_norm.weight", layer.post_attention_layernorm.weight
+        yield f"blk.{i}.ffn_norm.weight", layer.post_attention_layernorm.weight, None
         if size.heads:
-            yield f"blk.{i}.attn_norm.weight", layer.input_layernorm.weight
+            yield f"blk.{i}.attn_norm.weight", layer.input_layernorm.weight, None
             q, k, v = (_projection(attention, name, model.config) for name in ("q_proj", "k_proj", "v_proj"))
             parts |= {"attn_q": (q, width, 0), "attn_k": (k, narrow, 0),
                       "attn_v": (v, narrow, 0), "attn_output": (attention.o_proj, 0, width)}  # fmt: skip
         for name, (linear, rows, columns) in parts.items():
             turn = head if paired and name in ("attn_q", "attn_k") else 0
-            yield f"blk.{i}.{name}.weight", _paired(_padded(linear.weight, rows, columns), turn)
+            scale = scales.get(linear) if isinstance(linear, nn.Module) else None
+            if scale is not None:
+                scale = _paired(_padded(scale, rows, columns // BLOCK), turn)
+            yield f"blk.{i}.{name}.weight", _paired(_padded(linear.weight, rows, columns), turn), scale
             if linear.bias is not None:
-                yield f"blk.{i}.{name}.bias", _paired(_padded(linear.bias, rows, 0), turn)
+                yield f"blk.{i}.{name}.bias", _paired(_padded(linear.bias, rows, 0), turn), None
 
 
 def _projection(owner: nn.Module, name: str, config: Any) -> Any:
@@ -181,21 +189,31 @@ def _paired(tensor: Tensor, head: int) -> Tensor:
     return split.transpose(1, 2).reshape(tensor.shape)
 
 
-def _add_tensor(writer: Any, name: str, tensor: Tensor, precision: str) -> None:
+def _add_tensor(writer: Any, name: str, tensor: Tensor, precision: str, scale: Tensor | None) -> None:
     """Vectors in float32, matrices in the precision; rows that blocks do not divide stay in float16."""
     import gguf
 
     values: NDArray[Any] = tensor.detach().to(torch.float32).contiguous().numpy()
     if values.ndim == 1:
         writer.add_tensor(name, values)
-    elif precision == "q8_0" and values.shape[1] % BLOCK == 0:
-        kind = gguf.GGMLQuantizationType.Q8_0
-        writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+    elif precision in GRIDS and values.shape[1] % BLOCK == 0:
+        kind = gguf.GGMLQuantizationType[precision.upper()]
+        blocks = gguf.quants.quantize(values, kind) if scale is None else _four_bit_blocks(values, scale)
+        writer.add_tensor(name, blocks, raw_dtype=kind)
     else:
         limit = np.finfo(np.float16).max
         if np.abs(values).max(initial=0.0) > limit:
             raise ModelError(f"'{name}' holds values beyond the range of float16 ({limit:.0f}).")
         writer.add_tensor(name, values.astype(np.float16))
+
+
+def _four_bit_blocks(values: NDArray[np.float32], scale: Tensor) -> NDArray[np.uint8]:
+    """Weights on the grid as q4_0's blocks: a scale in float16, then codes 0 to 15, two a byte, half a block apart."""
+    blocks = torch.from_numpy(values).unflatten(1, (-1, BLOCK))  # [D, blocks, BLOCK]
+    codes = (GRIDS["q4_0"].codes(blocks, scale[..., None]) + 8).to(torch.uint8).numpy()
+    halves = codes[..., : BLOCK // 2] | codes[..., BLOCK // 2 :] << 4
+    head = scale.numpy().astype(np.float16)[..., None].view(np.uint8)  # [D, blocks, 2]
+    return np.concatenate([head, halves], -1).reshape(len(values), -1)
 
 
 def _frequency_factors(model: PreTrainedModel) -> Tensor:

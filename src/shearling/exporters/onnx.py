@@ -122,10 +122,12 @@ class _Reader:
 
 
 def open_runner(path: Path) -> Runner:
-    """The file under ONNX Runtime on the CPU."""
+    """The file under ONNX Runtime on the CPU, in as many threads as PyTorch has."""
     import onnxruntime
+    import torch
 
     options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]

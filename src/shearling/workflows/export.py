@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 STAGES = {"load": 20.0, "export": 50.0, "check": 15.0, "time": 15.0}
 QUANTISE = ("dynamic", "static")
+CALIBRATED = {"int8-static": CALIBRATION, "q4_0": EXAMPLES}  # examples, where there is data
 
 
 def export(
@@ -68,7 +69,7 @@ def export(
     fp16        half precision
     int8        8-bit integers; gguf: q8_0
     quantise    how int8 finds the ranges of activations: "dynamic" (in each batch) or "static" (calibrated on `data`)
-    dtype       gguf: "f16" or "q8_0"
+    dtype       gguf: "f16", "q8_0" or "q4_0"
     data        examples to check the file with, and to calibrate on: texts, pairs, a file name, a data set
     task        how to read the data, such as sst2; by default what the head is for
     eval        labelled rows: the dense model, this one and the file are scored on them
@@ -135,18 +136,21 @@ class Wanted:
         where = self.name, self.data, self.task or (infer_task(model).name if self.data else None)
         self.batches = example_inputs(part, *where, trust_remote_code=self.trust_remote_code)
         self.calibration = self.batches
-        if self.precision == "int8-static" and self.data is not None:
+        if self.precision in CALIBRATED and self.data is not None:
             self.calibration = example_inputs(
-                part, *where, trust_remote_code=self.trust_remote_code, samples=CALIBRATION, seed=1
+                part, *where, trust_remote_code=self.trust_remote_code, samples=CALIBRATED[self.precision], seed=1
             )
 
-    def write(self, model: PreTrainedModel, path: Path) -> tuple[Runner, list[str]]:
-        """The file, opened again, and the names of its outputs."""
+    def write(self, model: PreTrainedModel, path: Path, *, only_timed: bool = False) -> tuple[Runner, list[str]]:
+        """The file, opened again, and the names of its outputs; one that is only timed needs no good numbers."""
         part = self.kind.part(model)
         outputs = list(reference(part, self.batches[:1])[0])
         path.parent.mkdir(parents=True, exist_ok=True)
+        calibration = self.calibration[:1] if only_timed else self.calibration
+        if self.precision == "q4_0" and (only_timed or self.data is None):
+            calibration = []  # plain rounding
         self.kind.write(
-            Job(part, self.batches[0], outputs, path, self.precision, self.calibration, self.tokenizer, self.name)
+            Job(part, self.batches[0], outputs, path, self.precision, calibration, self.tokenizer, self.name)
         )
         return self.kind.open_runner(path), outputs
 
@@ -168,8 +172,8 @@ def export_model(
 ) -> Exported:
     """Write the model as a file, checked against PyTorch on real inputs first; a failed check leaves nothing.
 
-    precision  float32, float16, int8 (or int8-static, int8-dynamic), q8_0; by default the format's first
-    data       examples to check with, and to calibrate static quantisation on
+    precision  float32, float16, int8 (or int8-static, int8-dynamic), q8_0, q4_0; by default the format's first
+    data       examples to check with, and to calibrate static quantisation and q4_0 on
     eval       labelled rows: dense, model and file are scored on them
     dense      a model to compare size and latency with; by default the one that the record names
     """
@@ -208,7 +212,7 @@ def export_model(
             original = wanted.load(other)
             if scores is not None:
                 scores.take("dense", original)
-            run_dense, _ = wanted.write(original, path_dense)  # only to be timed
+            run_dense, _ = wanted.write(original, path_dense, only_timed=True)
             del original
             runs["dense"] = lambda: run_dense(wanted.batches[0])
         tell("time", 0, 1)
@@ -276,6 +280,10 @@ def _exam(wanted: Wanted, model: PreTrainedModel, rows: Data) -> Exam:
 def _notes(wanted: Wanted) -> list[str]:
     if wanted.precision == "int8-static" and wanted.data is None:
         return ["Calibrated on a few sentences that come with shearling; give --data for ranges of your own texts."]
+    if wanted.precision == "q4_0":
+        if wanted.data is None:
+            return ["Every weight went to its nearest value; with --data, rounding follows the inputs of each layer."]
+        return ["Rounded by the inputs of each layer on --data."]
     return []
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from shearling import costs, schema
 from shearling.engine import precision
-from shearling.errors import CheckpointError, InputError
+from shearling.errors import CheckpointError, InputError, ModelError
 from shearling.schema.rules import COUNT, TEXT, Rule, integer, mapping, number, one_of, or_none, record, several
 
 RULES: dict[str, tuple[Rule, list[Any], list[Any]]] = {
@@ -95,3 +95,19 @@ def test_a_message_ends_with_what_to_do(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=f"not a {one.what}") as caught:
             one.read(tmp_path / "file")
         assert str(caught.value).endswith(one.remedy)
+
+
+def test_sizes_of_a_dense_configuration(tmp_path: Path) -> None:
+    """Absurd ones are refused; names of modules and labels are no sizes, however they are called."""
+    fine = {
+        "num_hidden_layers": 96, "intermediate_size": 28672, "vocab_size": 262144, "rope_theta": 500_000_000,
+        "label2id": {"layer": 4000}, "max_position_embeddings": 1_048_576,
+        "shearling": {"edits": {"linear": {"encoder.layer.1.intermediate.dense": [1168, 384]}}},
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(fine))
+    assert schema.DENSE_CONFIG.read(path) == fine
+    for name, value in (("num_hidden_layers", 2000), ("n_layer", 5000), ("hidden_size", 2**40)):
+        path.write_text(json.dumps(fine | {name: value}))
+        with pytest.raises(ModelError, match="is more than"):
+            schema.DENSE_CONFIG.read(path)

@@ -165,6 +165,8 @@ TABLE = Schema(
 
 # Names of sizes and counts: what transformers allocates or loops over. Other numbers (rope_theta) may be any size.
 SIZED = re.compile(r"size|dim|num_|^n_|^d_|layer|head|label|vocab|position|channel|expert|depth|block|width|kernel")
+DEPTH = re.compile(r"(^|_)layers?$|^depth$")
+NO_SIZES = ("shearling", "label2id", "id2label")  # names of modules and labels; the first has a schema of its own
 _IDENTIFIER = leaf(lambda value: isinstance(value, str) and (not value or value.isidentifier()), "a name")
 _HOLLOW = leaf(lambda v: isinstance(v, list) and len(v) == 2 and TEXT(v[0]) is COUNT(v[1]) is None, "name and count")
 _PICK = {"argument": TEXT, "heads": several(COUNT), "made_by": _IDENTIFIER, "returned": integer("a position", -1, 7)}
@@ -182,12 +184,13 @@ _EDITS = record({
 def _sizes(value: Any, name: str = "") -> str | None:
     """No size may keep transformers busy for ever before it sees that the weights do not fit."""
     if isinstance(value, dict):
-        return next((f".{k}{found}" for k, v in value.items() if (found := _sizes(v, k)) is not None), None)
+        parts = [(k, v) for k, v in value.items() if k not in NO_SIZES]
+        return next((f".{k}{found}" for k, v in parts if (found := _sizes(v, k)) is not None), None)
     if isinstance(value, list):
         return next((found for v in value if (found := _sizes(v, name)) is not None), None)
     if not isinstance(value, int) or not SIZED.search(name):
         return None
-    most = MAX_LAYERS if "layer" in name else MAX_LABELS if name == "num_labels" else MAX_SIZE
+    most = MAX_LAYERS if DEPTH.search(name) else MAX_LABELS if name == "num_labels" else MAX_SIZE
     return None if abs(value) <= most else f": {shown(value)} is more than {most}"
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import torch
 from shearling.errors import InputError
 from shearling.latency import timing as module
 from shearling.latency.timing import runner
+from shearling.models.structure import structure_of
 from tiny import batches_of, inputs_of, model_of
 
 
@@ -57,3 +60,19 @@ def test_a_model_that_cannot_be_recorded_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "recorded", recorded)
     with pytest.raises(InputError, match=r"BertFor\w+ cannot be recorded as a CUDA graph \(CUDA error: operation"):
         runner(model_of("bert"), inputs_of(batches_of(1)[0]), "graphs")
+
+
+def test_the_shares_of_the_layers() -> None:
+    """A layer that sleeps takes most of the time; hooks are gone afterwards."""
+    model = model_of("bert").eval()
+    structure, example = structure_of(model), inputs_of(batches_of(1)[0])
+    first, second = structure.stacks[0].layers
+    handle = second.register_forward_hook(lambda module, args, output: time.sleep(0.05))
+    shares = module.layer_shares(structure, partial(model, **example), torch.device("cpu"), rounds=3)
+    handle.remove()
+    assert len(shares) == 2
+    assert 0 < shares[0] < shares[1]
+    assert shares[1] > 0.5
+    assert sum(shares) < 1
+    assert not first._forward_hooks
+    assert not second._forward_pre_hooks

@@ -6,8 +6,10 @@ What disturbs the machine disturbs all that take turns alike.
 from __future__ import annotations
 
 import platform
+import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,11 +17,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shearling.engine.cuda_graph import recorded
 from shearling.engine.hooks import device_of
 from shearling.errors import InputError
+from shearling.models.structure import Structure
 from shearling.schema import RUNTIMES
 
 if TYPE_CHECKING:
@@ -142,6 +145,38 @@ def in_turns(runs: Sequence[Run], device: torch.device, *, rounds: int = 15) -> 
         if number >= 4 and time.perf_counter() - begin > LONGEST_TURNS:
             break
     return [Times.of(v) for v in values]
+
+
+def layer_shares(structure: Structure, run: Run, device: torch.device, *, rounds: int = 5) -> list[float]:
+    """Per layer, the share that it takes of a forward pass, by a clock around each; the median of some runs."""
+    layers = [layer for stack in structure.stacks for layer in stack.layers]
+    spent = [[0.0] * len(layers) for _ in range(rounds)]
+    begun = 0.0
+
+    def start(module: nn.Module, args: object) -> None:
+        nonlocal begun
+        begun = _now(device)
+
+    def stop(row: list[float], number: int, module: nn.Module, args: object, output: object) -> None:
+        row[number] += _now(device) - begun  # layers that share weights run several times
+
+    shares = []
+    wall(run, device)
+    for row in spent:
+        with ExitStack() as hooks:
+            for number, layer in enumerate(layers):
+                hooks.callback(layer.register_forward_pre_hook(start).remove)
+                hooks.callback(layer.register_forward_hook(partial(stop, row, number)).remove)
+            whole = wall(run, device)
+        shares.append([seconds / whole for seconds in row])
+    return [statistics.median(values) for values in zip(*shares, strict=True)]
+
+
+def _now(device: torch.device) -> float:
+    """The time at which the device has done what it was told so far."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def device_name(device: torch.device) -> str:

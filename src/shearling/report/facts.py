@@ -81,7 +81,11 @@ def facts_of(record: Mapping[str, Any]) -> Facts:
         title_of(record),
         cards=[*(card_of(row) for row in rows if row.name not in SMALL), took],
         rows=rows,
-        layers=layers_of(record["layers"], record["dense_layers"], (record.get("latency") or {}).get("layer_time")),
+        layers=layers_of(
+            record["layers"],
+            record["dense_layers"],
+            (record.get("latency") or record.get("timing") or {}).get("layer_time"),
+        ),
         told=_told(record),
         notes=notes_of(record),
     )

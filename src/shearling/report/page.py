@@ -170,7 +170,9 @@ def _point(
 
 def _heat(rows: Sequence[Mapping[str, Any]], method: str, dense: Mapping[str, Any]) -> Heat:
     ratios = [f"{next(iter(row['constraint'].values())):.0%}" for row in rows]
-    return Heat(method, ratios, [layers_of(row["layers"], dense["layers"], dense.get("layer_time")) for row in rows])
+    timed = (row["timing"]["layer_time"] for row in rows if (row.get("timing") or {}).get("layer_time"))
+    shares = dense.get("layer_time") or next(timed, None)
+    return Heat(method, ratios, [layers_of(row["layers"], dense["layers"], shares) for row in rows])
 
 
 def _mean_stages(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -26,7 +26,7 @@ from shearling.files import RECORD, check_writable
 from shearling.integrations.sentence_transformers import give_back
 from shearling.latency.inputs import example_inputs, placed
 from shearling.latency.table import Table, check_fits
-from shearling.latency.timing import device_name, in_turns
+from shearling.latency.timing import device_name, in_turns, layer_shares
 from shearling.methods import Method
 from shearling.models.structure import structure_of
 from shearling.pipeline import Plan, Pruned, measure, prune
@@ -190,11 +190,12 @@ def time_both(dense: PreTrainedModel, pruned: PreTrainedModel, batch_size: int, 
     inputs = placed(example_inputs(dense, batch_size, round(length) or LENGTH), dense)
     with frozen(dense), frozen(pruned), torch.inference_mode():
         before, after = in_turns([partial(model, **inputs) for model in (dense, pruned)], place)
+        shares = layer_shares(structure_of(dense), partial(dense, **inputs), place)
     return {
         "device": device_name(place), "measured": after.median / before.median, "dense_ms": 1e3 * before.median,
         "pruned_ms": 1e3 * after.median, "batch_size": batch_size, "seq_len": round(length) or LENGTH,
         "dtype": str(dense.dtype).removeprefix("torch."),
-        "threads": torch.get_num_threads() if place.type == "cpu" else None,
+        "threads": torch.get_num_threads() if place.type == "cpu" else None, "layer_time": shares,
     }  # fmt: skip
 
 

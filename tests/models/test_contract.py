@@ -277,6 +277,7 @@ def _class_of(auto: str, model: Any) -> Any:
     return getattr(transformers, auto)._model_mapping[type(model.config)]
 
 
+@pytest.mark.slow
 def test_every_family_loads_without_shearling(tmp_path: Path) -> None:
     """One process that cannot import shearling loads them all, with `trust_remote_code`, to the same outputs.
 

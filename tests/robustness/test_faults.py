@@ -33,6 +33,7 @@ def small() -> shearling.Pruned:
     return shearling.prune(model_of("bert"), batches_of(), flops=0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the script forks")
 def test_killed_and_interrupted_at_random_moments() -> None:
     """Two kills and a Ctrl-C of each; `scripts/kill_test.py` alone does 50 kills, and those of export, a slow one."""

@@ -22,6 +22,7 @@ def soak() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_memory_stays_flat_and_no_hook_is_left(soak: ModuleType) -> None:
     seen = list(soak.rounds(30))
     assert soak.verdict(seen, megabytes=32) == ""

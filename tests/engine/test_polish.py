@@ -216,12 +216,12 @@ def test_out_of_memory_goes_on_with_smaller_batches(monkeypatch: pytest.MonkeyPa
 def test_small_estimated_losses_are_not_worth_it() -> None:
     teacher, student, sample = case()
     before = state_of(student)
-    result = polished(teacher, student, sample, "auto", expected_loss=WORTH / 2)
+    result = polished(teacher, student, sample, "auto", expected_loss=WORTH["cpu"] / 2)
     assert "estimated loss" in result.why
     assert (result.passes, result.before) == (0, None)
     assert result.to_json().keys() == {"passes", "seconds", "examples", "why"}
     assert same(before, state_of(student))
-    assert polished(teacher, student, sample, "auto", expected_loss=2 * WORTH).passes
+    assert polished(teacher, student, sample, "auto", expected_loss=2 * WORTH["cpu"]).passes
 
 
 def test_on_a_cpu_cheaper_students_get_more_passes() -> None:

@@ -30,7 +30,8 @@ MANY = 20  # passes from which on noise pays: fewer are better spent on the samp
 FEWEST = 4
 ROOM = 1.35  # dense passes' worth of student passes that a CPU does: about what measuring and refitting take
 OVERHEAD = 0.15  # of a dense pass, in a student's that has no unit left
-WORTH = 0.01  # nats an example: the estimated loss from which on "auto" polishes
+# Nats an example: the estimated loss from which on "auto" polishes. The few passes of a CPU gain nothing on less.
+WORTH = {"cpu": 0.025, "cuda": 0.01}
 PATIENCE = 1.5  # times the seconds asked for, before it ends early
 
 
@@ -92,8 +93,9 @@ def polish(
     share   what a pass of the student costs of a dense one; on a CPU, cheaper students get more passes
     expected_loss  in nats an example, by which "auto" decides; without an estimate it polishes
     """
-    if setting == "auto" and expected_loss is not None and expected_loss < WORTH:
-        why = f"not worth it: the estimated loss, {expected_loss:.2g} nats an example, is below {WORTH:g}"
+    worth = WORTH.get(device_of(student.model).type, WORTH["cpu"])
+    if setting == "auto" and expected_loss is not None and expected_loss < worth:
+        why = f"not worth it: the estimated loss, {expected_loss:.2g} nats an example, is below {worth:g}"
         return Polished(None, None, 0, 0.0, sample.examples, why)
     passes = _passes(setting, share, device_of(student.model))
     recipe = recipe or Recipe(noise=Recipe.noise if passes >= MANY else 0.0)

@@ -40,13 +40,7 @@ from shearling.report.record import Cost, Report
 from shearling.sample.batch import Batch
 from shearling.sample.read import accepted_by, sample_of
 from shearling.sample.sample import Sample
-from shearling.verify import (
-    check_cut,
-    check_finite,
-    check_tokens,
-    prunable,
-    self_check,
-)
+from shearling.verify import check_cut, check_finite, check_tokens, prunable, self_check
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -43,14 +43,14 @@ def output_distance(
         return torch.stack([_span_distance(found[end], wanted[end], batch) for end in ("start", "end")]).sum()
     logits, target = found["logits"], wanted["logits"]
     if logits.dim() == 3:
-        divergence = _divergence(logits, target)  # [B, S]
+        each = divergence(logits, target)  # [B, S]
         real = token_mask(batch, logits)
-        return divergence.mean() if real is None else (divergence * real).sum() / real.sum().clamp_min(1)
+        return each.mean() if real is None else (each * real).sum() / real.sum().clamp_min(1)
     if is_regression(config, logits):
         return ((logits - target).square() / scale.to(logits)).mean()
     if is_multi_label(config):
-        return _bernoulli(logits, target).sum(-1).mean()
-    return _divergence(logits, target).mean()
+        return bernoulli(logits, target).sum(-1).mean()
+    return divergence(logits, target).mean()
 
 
 def output_scale(config: Any, outputs: Mapping[str, Tensor]) -> Tensor:
@@ -68,12 +68,14 @@ def output_scale(config: Any, outputs: Mapping[str, Tensor]) -> Tensor:
     return torch.where(variance > 0, variance, one)
 
 
-def _divergence(logits: Tensor, target: Tensor) -> Tensor:
-    """KL(teacher || student) over the last dimension."""
-    return F.kl_div(logits.log_softmax(-1), target.log_softmax(-1), reduction="none", log_target=True).sum(-1)
+def divergence(logits: Tensor, target: Tensor) -> Tensor:
+    """KL(teacher || student) over the last dimension; scores that are minus infinity in both count nothing."""
+    found, wanted = logits.log_softmax(-1), target.log_softmax(-1)
+    each = F.kl_div(found, wanted, reduction="none", log_target=True)
+    return each.masked_fill(wanted.isneginf(), 0.0).sum(-1)
 
 
-def _bernoulli(logits: Tensor, target: Tensor) -> Tensor:
+def bernoulli(logits: Tensor, target: Tensor) -> Tensor:
     """KL divergence of every class that may hold by itself."""
     chance = target.sigmoid()
     found, least = (F.binary_cross_entropy_with_logits(x, chance, reduction="none") for x in (logits, target))
@@ -85,7 +87,7 @@ def _span_distance(logits: Tensor, target: Tensor, batch: Batch) -> Tensor:
     if real is not None and real.shape == logits.shape:
         padding = real.to(logits.device) == 0
         logits, target = logits.masked_fill(padding, NEVER), target.masked_fill(padding, NEVER)
-    return _divergence(logits, target).mean()
+    return divergence(logits, target).mean()
 
 
 def _embedding_distance(found: Tensor, wanted: Tensor, scale: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from shearling.engine.distance import bernoulli, divergence
 from shearling.engine.hooks import device_of, frozen, run
 from shearling.engine.losses import embeddings, is_multi_label, is_regression, only, token_mask
 from shearling.engine.precision import Precision
@@ -38,8 +38,8 @@ def of_examples(model: Any, wanted: Any, found: Any, batch: Batch) -> Tensor:
     """[B]: the divergence of one model's outputs from those that are wanted."""
     if "start_logits" in wanted:
         real = batch.inputs.get("attention_mask")
-        pairs = ((only(one[end].float(), real) for one in (wanted, found)) for end in ("start_logits", "end_logits"))
-        return torch.stack([_between(*pair) for pair in pairs]).sum(0)
+        pairs = ((only(one[end].float(), real) for one in (found, wanted)) for end in ("start_logits", "end_logits"))
+        return torch.stack([divergence(*pair) for pair in pairs]).sum(0)
     if "logits" not in wanted:
         a, b = (embeddings(model, one, batch) for one in (wanted, found))
         return 0.5 * (a - b).square().sum(-1)
@@ -47,18 +47,10 @@ def of_examples(model: Any, wanted: Any, found: Any, batch: Batch) -> Tensor:
     q: Tensor = found["logits"].float()
     if p.dim() == 3:
         real = token_mask(batch, p)
-        each = _between(p, q)  # [B, S]
+        each = divergence(q, p)  # [B, S]
         return (each if real is None else each * real).sum(-1)
     if is_regression(model.config, p):
         return 0.5 * (p - q).square().sum(-1)
     if is_multi_label(model.config):
-        share = p.sigmoid()
-        here, there = (F.binary_cross_entropy_with_logits(x, share, reduction="none").sum(-1) for x in (q, p))
-        return here - there
-    return _between(p, q)
-
-
-def _between(p: Tensor, q: Tensor) -> Tensor:
-    """KL(p || q) of the distributions that scores [..., C] stand for; scores of minus infinity count nothing."""
-    p, q = p.log_softmax(-1), q.log_softmax(-1)
-    return torch.where(p.isinf(), 0.0, p.exp() * (p - q)).sum(-1)
+        return bernoulli(q, p).sum(-1)
+    return divergence(q, p)

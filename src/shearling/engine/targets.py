@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from shearling.engine.distance import compared
 from shearling.engine.hooks import by_example, device_of, run
-from shearling.engine.memory import free_bytes
+from shearling.engine.memory import RESIDENT, free_bytes
 from shearling.engine.precision import Precision
 from shearling.models.structure import Structure
 from shearling.sample.batch import Batch
@@ -23,7 +23,6 @@ KEPT = torch.bfloat16  # hidden states of the teacher: the range of float32, and
 HOST_BYTES = 4 * 2**30  # of the teacher's states, at most, on the host
 STEP = 8  # lengths are multiples of this
 SHAPES = {"cpu": 8, "cuda": 4}  # different lengths: every new one costs a GPU time, and a CPU nothing
-RESIDENT = 1 / 8  # of the free memory that inputs may take on a GPU
 
 
 @dataclass
@@ -132,11 +131,8 @@ class Bucket:
         special = torch.tensor(sorted(special_tokens(self.teacher.structure.model.config)))
         mask = self.batch.masks.get("attention_mask")
         plain = ~torch.isin(self.clean, special)
-        return (
-            plain
-            if mask is None or mask.shape != self.batch.inputs["input_ids"].shape
-            else plain & mask[self.fit].bool()
-        )
+        fits = mask is not None and mask.shape == self.batch.inputs["input_ids"].shape
+        return plain & mask[self.fit].bool() if fits else plain  # type: ignore[index]
 
     @torch.no_grad()
     def fill(self, places: Tensor, size: int) -> None:

@@ -208,6 +208,7 @@ class Plan:
                 self.method.polish,
                 share=share,
                 expected_loss=self.method.expected_loss(self.evidence, self.structure, kept, self.lengths),
+                precision=self.method.precision,
                 seed=self.seed,
                 progress=progress,
             )

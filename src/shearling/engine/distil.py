@@ -8,7 +8,7 @@ over the real tokens of each layer's hidden states s and t.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +30,7 @@ MOST_LOGITS = 2**28  # of a batch
 HALF = (torch.float16, torch.bfloat16)
 JUDGED = 4  # batches' worth of examples are judged at once: no gradients take up memory
 REFRESH = {"cpu": 4, "cuda": 1}  # passes over the same noise
+HIDDEN = {"embedding": 1.0, "others": 10.0}  # weights of the hidden states beside the outputs
 BETAS = (0.9, 0.98)  # of AdamW: a few hundred steps are too few for a longer memory
 
 
@@ -39,7 +40,7 @@ class Recipe:
 
     rate      of AdamW, after a short warm-up and before a linear decay to zero
     examples  in a batch
-    hidden    weight of the hidden states beside the outputs
+    hidden    weight of the hidden states beside the outputs; None: ten, but one beside embeddings, which tell more
     warm_up   share of the steps
     noise     share of the tokens that those of other examples take the place of, anew every few passes; the teacher
               says what becomes of them, so the student sees more of its function than the sample alone shows
@@ -47,10 +48,10 @@ class Recipe:
 
     rate: float = 3e-4
     examples: int = 64
-    hidden: float = 10.0
+    hidden: float | None = None
     warm_up: float = 0.05
     noise: float = 0.1
-    precision: Precision = "tf32"  # the weights are small: casting them to bfloat16 costs more than it saves
+    precision: Precision = "tf32"  # the student's weights are small: casting them to bfloat16 costs more than it saves
 
 
 @contextmanager
@@ -157,9 +158,14 @@ class Distiller:
         batch = bucket.pick(rows)
         wanted, found = bucket.wanted(rows, batch), self.student(batch)
         distance = output_distance(self.config, found.outputs, wanted.outputs, batch, self.scale)
-        if not self.recipe.hidden:
-            return distance
-        return distance + self.recipe.hidden * self.hidden_loss(found, wanted, bucket.real_tokens(rows))
+        weight = self.hidden_weight(wanted.outputs)
+        return distance if not weight else distance + weight * self.hidden_loss(found, wanted, bucket.real_tokens(rows))
+
+    def hidden_weight(self, outputs: Mapping[str, Tensor]) -> float:
+        """Of the hidden states beside outputs of this kind."""
+        if self.recipe.hidden is not None:
+            return self.recipe.hidden
+        return HIDDEN["embedding" if "embedding" in outputs else "others"]
 
     def hidden_loss(self, found: States, wanted: States, real: Sequence[Tensor | None]) -> Tensor:
         """Mean over layers of the squared error over the variance of the teacher's hidden states."""

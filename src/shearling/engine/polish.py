@@ -17,7 +17,7 @@ from shearling.engine.distil import Distiller, Recipe, trainable
 from shearling.engine.distributed import gathered, rank_and_world
 from shearling.engine.hooks import device_of, frozen
 from shearling.engine.memory import out_of_memory
-from shearling.engine.precision import kernels
+from shearling.engine.precision import Precision, kernels
 from shearling.engine.progress import Progress, silent
 from shearling.engine.targets import Observed
 from shearling.errors import InputError
@@ -83,6 +83,7 @@ def polish(
     *,
     share: float,
     expected_loss: float | None = None,
+    precision: Precision = "float32",
     recipe: Recipe | None = None,
     seed: int = 0,
     progress: Progress = silent,
@@ -92,6 +93,7 @@ def polish(
     sample  all of it, also where several processes share the work: each takes the same steps
     share   what a pass of the student costs of a dense one; on a CPU, cheaper students get more passes
     expected_loss  in nats an example, by which "auto" decides; without an estimate it polishes
+    precision  of the teacher's passes, on a GPU
     """
     worth = WORTH.get(device_of(student.model).type, WORTH["cpu"])
     if setting == "auto" and expected_loss is not None and expected_loss < worth:
@@ -101,7 +103,7 @@ def polish(
     recipe = recipe or Recipe(noise=Recipe.noise if passes >= MANY else 0.0)
     while True:
         try:
-            found = _polish(teacher, student, sample, passes, seconds_of(setting), recipe, seed, progress)
+            found = _polish(teacher, student, sample, passes, seconds_of(setting), precision, recipe, seed, progress)
         except KeyboardInterrupt:  # outside the passes: the student is as it was
             why = "interrupted before it was done; the weights are as they were"
             return Polished(None, None, 0, 0.0, sample.examples, why)
@@ -121,6 +123,7 @@ def _polish(
     sample: Sample,
     passes: int,
     limit: float | None,
+    precision: Precision,
     recipe: Recipe,
     seed: int,
     progress: Progress,
@@ -131,7 +134,7 @@ def _polish(
         frozen(student.model),
         kernels(recipe.precision),
         trainable(student.model) as weights,
-        Observed(teacher, recipe.precision, beside=student).watched() as dense,
+        Observed(teacher, precision, beside=student).watched() as dense,
         Observed(student, recipe.precision).watched() as pruned,
     ):
         distiller = Distiller(dense, pruned, sample, weights, recipe, seed)

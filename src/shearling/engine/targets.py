@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -64,7 +64,10 @@ class Observed:
         """One forward pass."""
         self._caught, self.stacks = [], []
         model = self.structure.model
-        outputs = run(model, batch, self.precision)
+        device = device_of(model)
+        # Tensors that a model makes on its way are made on the GPU: a copy from the host cannot be recorded.
+        with device if device.type == "cuda" else nullcontext():
+            outputs = run(model, batch, self.precision)
         hidden, self._caught = [by_example(h, len(batch)) for h in self._caught], []
         return States(compared(model, outputs, batch), hidden)
 

@@ -15,7 +15,7 @@ import shearling.engine.targets
 from families import tiny_batches, tiny_model
 from shearling.engine.distil import Distiller, Recipe, trainable
 from shearling.engine.polish import FEWEST, PASSES, WORTH, Polished, checked_polish, polish, seconds_of
-from shearling.engine.targets import Observed, noised, special_tokens
+from shearling.engine.targets import Observed
 from shearling.errors import InputError
 from shearling.models.cut import Cut
 from shearling.models.shrink import shrink
@@ -280,23 +280,6 @@ def test_a_sample_with_nothing_to_keep_out() -> None:
     result = polished(teacher, student, numbered)
     assert result.after < result.before  # type: ignore[operator]
     assert result.examples == 4
-
-
-def test_noise_moves_tokens_to_their_own_places() -> None:
-    tokens = torch.arange(40).view(8, 5)
-    movable = torch.ones_like(tokens, dtype=torch.bool)
-    movable[:, 0] = False
-    found = noised(tokens, movable, 0.5, torch.Generator().manual_seed(0))
-    assert torch.equal(found[:, 0], tokens[:, 0])
-    assert torch.equal(found % 5, tokens % 5)  # another example's token, at the same place
-    assert 0.2 < float((found != tokens)[:, 1:].float().mean()) < 0.8
-    assert torch.equal(noised(tokens, movable, 0.0, torch.Generator()), tokens)
-
-
-def test_special_tokens_of_a_config_and_its_parts() -> None:
-    config = model_of("bert").config
-    config.pad_token_id, config.eos_token_id = 0, [7, 9]
-    assert special_tokens(config) == {0, 7, 9}
 
 
 def test_in_a_whole_run() -> None:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shearling.engine.hooks import device_of, frozen, run
-from shearling.engine.losses import embeddings, is_regression
+from shearling.engine.losses import embeddings, is_regression, predicts_next_token
 from shearling.engine.memory import logits_per_token, with_smaller_batches
 from shearling.sample.batch import HELD_OUT, Batch
 from shearling.sample.sample import Sample
@@ -132,7 +132,7 @@ def _decisions(model: Any, outputs: Any, batch: Batch) -> tuple[Kind, Tensor, Te
         if getattr(model.config, "problem_type", None) == "multi_label_classification":
             return "equal", logits > 0, each
         return "equal", logits.argmax(-1, keepdim=True), each
-    if "input_ids" in batch.inputs and model.can_generate() and not model.config.is_encoder_decoder:
+    if "input_ids" in batch.inputs and predicts_next_token(model):
         return _next_tokens(logits, batch.inputs["input_ids"], real)
     best = logits.argmax(-1)  # [B, S]
     real = batch.inputs.get("decoder_attention_mask", real)

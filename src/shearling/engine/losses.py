@@ -166,7 +166,7 @@ def _span_loss(logits: Tensor, positions: Tensor) -> Tensor:
 
 def _token_loss(model: Any, logits: Tensor, target: Tensor) -> Tensor:
     """Mean over the labelled tokens of each example; language models predict the next token."""
-    if model.can_generate() and not model.config.is_encoder_decoder:
+    if predicts_next_token(model):
         logits, target = logits[:, :-1], target[:, 1:]
     if logits.shape[:2] != target.shape:
         raise DataError(f"Labels of shape {tuple(target.shape)} do not fit outputs of shape {tuple(logits.shape)}.")
@@ -174,6 +174,11 @@ def _token_loss(model: Any, logits: Tensor, target: Tensor) -> Tensor:
     _in_range(target[counted], logits.shape[-1])
     losses = F.cross_entropy(logits.flatten(0, 1), target.flatten().long(), reduction="none").view(target.shape)
     return losses.sum(-1) / counted.sum(-1).clamp_min(1)
+
+
+def predicts_next_token(model: Any) -> bool:
+    """Whether the model is a causal language model."""
+    return bool(model.can_generate()) and not getattr(model.config, "is_encoder_decoder", False)
 
 
 def is_multi_label(config: Any) -> bool:

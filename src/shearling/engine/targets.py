@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from shearling.engine.distance import compared
 from shearling.engine.hooks import by_example, device_of, run
 from shearling.engine.memory import RESIDENT, free_bytes
+from shearling.engine.noise import noised, special_tokens
 from shearling.engine.precision import Precision
 from shearling.models.structure import Structure
 from shearling.sample.batch import Batch
@@ -234,19 +235,3 @@ def _place(wanted: int, device: torch.device) -> torch.device | None:
     if device.type == "cuda" and 2 * wanted < free_bytes(device):
         return device
     return torch.device("cpu") if wanted < HOST_BYTES else None
-
-
-def noised(tokens: Tensor, movable: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """A share of the tokens [n, S] replaced by those that other examples have in their place."""
-    order = torch.randperm(len(tokens), generator=generator)
-    partner = torch.empty_like(order)
-    partner[order] = order.roll(1)  # a cycle: nobody is their own partner
-    chosen = (torch.rand(tokens.shape, generator=generator) < share) & movable & movable[partner]
-    return torch.where(chosen, tokens[partner], tokens)
-
-
-def special_tokens(config: Any) -> set[int]:
-    """The tokens that a config, or one of its parts, gives a meaning to."""
-    parts = [config, *(getattr(config, name) for name in getattr(config, "sub_configs", {}) if hasattr(config, name))]
-    values = [value for part in parts if part for name, value in vars(part).items() if name.endswith("_token_id")]
-    return {one for value in values for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)}

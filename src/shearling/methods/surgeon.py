@@ -14,8 +14,10 @@ from torch import Tensor
 from shearling.costs import Limit
 from shearling.engine.distributed import rank_and_world
 from shearling.engine.hooks import device_of
+from shearling.engine.losses import predicts_next_token
 from shearling.engine.memory import logits_per_token, with_smaller_batches
 from shearling.engine.moments import Moments
+from shearling.engine.noise import with_random_tokens
 from shearling.engine.polish import Polish, checked_polish
 from shearling.engine.precision import Precision
 from shearling.engine.progress import Stages
@@ -35,6 +37,7 @@ from shearling.surgeon.refit import RIDGE, refit
 
 FEWEST = 512  # examples of a first look
 TOKENS_PER_COLUMN = 4  # of the widest output projection: a fit with fewer follows the noise
+NOISE = 0.3  # of a language model's tokens
 SETTLED = 0.01  # nats an example: below this estimated loss, more examples change nothing that can be measured
 
 
@@ -54,6 +57,8 @@ class Surgeon(Method):
     realign  and, before that, what goes into the units
     labels   use the data's labels for the curvature, instead of labels drawn from the model
     damp, ridge  of the order and of the refit, as shares of the mean diagonal: 0 to 1e6
+    noise      language models: the share of the tokens of every other text that random ones replace, in measuring and
+               refitting; it costs a little where the sample comes from, and saves much on texts of another kind
     polish     distil the result from the dense model: "auto" where it is worth it, "off", passes, or seconds ("30s")
     precision  of the products in passes over the sample, on a GPU; docs/performance.md has what it changes
     """
@@ -66,11 +71,12 @@ class Surgeon(Method):
     labels: bool = False
     damp: float = DAMP
     ridge: float = RIDGE
+    noise: float = NOISE
     polish: Polish = "auto"
     precision: Precision = "bfloat16"
 
     def __post_init__(self) -> None:
-        check_options(self, {"damp": DAMPING, "ridge": DAMPING})
+        check_options(self, {"damp": DAMPING, "ridge": DAMPING, "noise": (0.0, 1.0)})
         checked_polish(self.polish)
 
     @property
@@ -85,7 +91,12 @@ class Surgeon(Method):
         with stages("measure") as progress:
             found = with_smaller_batches(
                 lambda batches: measure(
-                    structure, batches, seed=seed, labels=self.labels, precision=self.precision, progress=progress
+                    structure,
+                    self._shown(structure, batches),
+                    seed=seed,
+                    labels=self.labels,
+                    precision=self.precision,
+                    progress=progress,
                 ),
                 sample,
                 device_of(structure.model),
@@ -99,6 +110,13 @@ class Surgeon(Method):
         with stages("order") as progress:
             orders = order(found, damp=self.damp, progress=progress)
         return [Ordered(*pair) for pair in zip(orders, found, strict=True)]
+
+    def _shown(self, structure: Structure, batches: Sequence[Batch]) -> Sequence[Batch]:
+        """The texts as the model is measured and refitted on: a language model's with noise."""
+        model = structure.model
+        if self.labels or not self.noise or not predicts_next_token(model):
+            return batches
+        return [with_random_tokens(b, self.noise, model) if "input_ids" in b.inputs else b for b in batches]
 
     def first_look(self, structure: Structure, sample: Sample) -> int:
         """512 examples, or as many more as give every column of the widest projection four tokens."""
@@ -187,11 +205,16 @@ class Surgeon(Method):
             return True
 
         with stages("refit") as progress:
-            realign = into_units if self.realign else None
             repair_layers(
-                teacher, student, batches, out_of_units, realign=realign, precision=self.precision, progress=progress,
+                teacher,
+                student,
+                self._shown(teacher, batches),
+                out_of_units,
+                realign=into_units if self.realign else None,
+                precision=self.precision,
+                progress=progress,
                 states=states,
-            )  # fmt: skip
+            )
         return notes
 
     def finished(self, evidence: Evidence) -> list[Ordered]:

@@ -1,0 +1,44 @@
+"""Tokens replaced by others: fits then see more of a model than the texts of the sample show."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shearling.sample.batch import Batch, uniform
+
+SEED = 0x6E6F697365  # of the random tokens; other draws for the same example come from other streams
+
+
+def noised(tokens: Tensor, movable: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """A share of the tokens [n, S] replaced by those that other examples have in their place."""
+    order = torch.randperm(len(tokens), generator=generator)
+    partner = torch.empty_like(order)
+    partner[order] = order.roll(1)  # a cycle: nobody is their own partner
+    chosen = (torch.rand(tokens.shape, generator=generator) < share) & movable & movable[partner]
+    return torch.where(chosen, tokens[partner], tokens)
+
+
+def special_tokens(config: Any) -> set[int]:
+    """The tokens that a config, or one of its parts, gives a meaning to."""
+    parts = [config, *(getattr(config, name) for name in getattr(config, "sub_configs", {}) if hasattr(config, name))]
+    values = [value for part in parts if part for name, value in vars(part).items() if name.endswith("_token_id")]
+    return {one for value in values for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)}
+
+
+def with_random_tokens(batch: Batch, share: float, model: Any) -> Batch:
+    """About every other text of the batch with a share of its tokens replaced by any of the model's vocabulary.
+
+    What becomes of a text follows from its number alone, so batches may be cut in any way.
+    """
+    ids = batch.inputs["input_ids"]
+    drawn = uniform(batch.indices, 1 + 2 * ids.shape[1], SEED).to(ids.device)
+    text, token, other = drawn[:, :1], drawn[:, 1::2], drawn[:, 2::2]  # [B, 1], [B, S], [B, S]
+    special = torch.tensor(sorted(special_tokens(model.config)), device=ids.device)
+    chosen = (text < 0.5) & (token < share) & ~torch.isin(ids, special)
+    known = model.get_input_embeddings().num_embeddings
+    mixed = torch.where(chosen, (known * other).to(ids.dtype), ids)
+    return replace(batch, inputs={**batch.inputs, "input_ids": mixed}, remembered={})

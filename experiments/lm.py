@@ -4,10 +4,11 @@
     python experiments/lm.py run --pack PACK --out results/lm.jsonl --device cuda --minutes 10
     python experiments/lm.py show results/lm.jsonl
 
-Calibration: 128 windows of 1,024 tokens from WikiText-2's valid part. Scores: perplexity at windows of 1,024 tokens on
-WikiText-2's test part and, as another domain, on the paragraphs of SQuAD 2.0's dev part; percent right where the model
-has to tell the answer to a question from three other answers of the same paragraph, by likelihood. Budget: the share of
-the parameters of the layers' attention and FFN that stays. Nothing is retrained.
+Calibration: 128 windows of 1,024 tokens from WikiText-2's valid part; with `--calibration squad`, as many as there are
+of paragraphs of SQuAD 2.0's training part, which turns the domains around. Scores: perplexity at windows of 1,024 tokens
+on WikiText-2's test part and on the paragraphs of SQuAD 2.0's dev part; percent right where the model has to tell the
+answer to a question from three other answers of the same paragraph, by likelihood. Budget: the share of the parameters
+of the layers' attention and FFN that stays. Nothing is retrained.
 
 `pack` needs the tokenizer and the GGUF reader, `run` needs neither. Every finished point is a line of the results;
 a second run goes on where the first stopped. Methods: surgeon, paper, those of `rivals/`, and variants of surgeon with
@@ -52,9 +53,12 @@ def run(options: argparse.Namespace) -> None:
     """Prune and score, point by point, until the time is up."""
     deadline = time.monotonic() + 60 * options.minutes
     model, tokens, facts = unpack(options.pack)
-    calibration = torch.from_numpy(tokens["calibration"][: options.windows, : options.length]).long()
+    name = "calibration_squad" if options.calibration == "squad" else "calibration"
+    calibration = torch.from_numpy(tokens[name][: options.windows, : options.length]).long()
     subject = Subject(model.to(options.device), calibration)
     base = {"model": facts["name"], "windows": calibration.shape[0], "length": calibration.shape[1]}
+    if options.calibration != "wikitext2":
+        base["model"] += f", calibrated on {options.calibration}"
     done = {_key(row) for row in read(options.out)}
     shares = [float(share) for share in options.shares.split(",")]
     points = [("dense", 1.0), *((method, share) for method in options.methods.split() for share in shares)]
@@ -211,6 +215,7 @@ def parse() -> argparse.Namespace:
     running.add_argument("--minutes", type=float, default=10, help="no point begins after this time")
     running.add_argument("--methods", default=" ".join(METHODS), help="separated by spaces")
     running.add_argument("--shares", default=",".join(f"{share:g}" for share in SHARES))
+    running.add_argument("--calibration", default="wikitext2", choices=("wikitext2", "squad"), help="texts to prune by")
     running.add_argument("--windows", type=int, default=128, help="of calibration (to try things out: fewer)")
     running.add_argument("--length", type=int, default=1024, help="tokens of a window of calibration")
     running.add_argument("--limit", type=int, help="score on the first so many windows and items only")

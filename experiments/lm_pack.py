@@ -157,11 +157,14 @@ def texts(tokenizer: Any, data: Path, bos: int | None) -> dict[str, NDArray[np.i
     def ids(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
-    paragraphs = list(dict.fromkeys(row["context"] for row in _rows(data / "squad_v2.dev.jsonl.xz")))
+    def paragraphs(part: str) -> str:
+        return "\n\n".join(dict.fromkeys(row["context"] for row in _rows(data / f"squad_v2.{part}.jsonl.xz")))
+
     return {
         "calibration": windows(ids(_text(data / "wikitext2.valid.txt.xz")), bos)[:CALIBRATION],
+        "calibration_squad": windows(ids(paragraphs("train")), bos)[:CALIBRATION],
         "wikitext2": windows(ids(_text(data / "wikitext2.test.txt.xz")), bos),
-        "squad": windows(ids("\n\n".join(paragraphs)), bos),
+        "squad": windows(ids(paragraphs("dev")), bos),
         **_choice_arrays(data, ids, bos),
     }
 

@@ -51,12 +51,13 @@ EXAMS = ("xquad", "squad", "stsb")
 STUDY_FLOPS = 0.5
 RECIPES = {
     "default": Recipe(),
-    "hidden x 1": Recipe(hidden=1.0),
+    "hidden x 10": Recipe(hidden=10.0),
     "hidden x 100": Recipe(hidden=100.0),
     "outputs only": Recipe(hidden=0.0),
     "no noise": Recipe(noise=0.0),
     "rate 1e-4": Recipe(rate=1e-4),
     "rate 1e-3": Recipe(rate=1e-3),
+    "noise 0.2": Recipe(noise=0.2),
     "batch 32": Recipe(examples=32),
     "batch 32, rate 1e-3": Recipe(rate=1e-3, examples=32),
 }

@@ -6,9 +6,9 @@
 
 Calibration: 128 windows of 1,024 tokens from WikiText-2's valid part; with `--calibration squad`, as many as there are
 of paragraphs of SQuAD 2.0's training part, which turns the domains around. Scores: perplexity at windows of 1,024
-tokens on WikiText-2's test part and on paragraphs of SQuAD 2.0's dev part; percent right where the model has to tell the
-answer to a question from three other answers of the same paragraph, by likelihood. Budget: the share of the parameters
-of the layers' attention and FFN that stays. Nothing is retrained.
+tokens on WikiText-2's test part and on paragraphs of SQuAD 2.0's dev part; percent right where the model has to tell
+the answer to a question from three other answers of the same paragraph, by likelihood. Budget: the share of the
+parameters of the layers' attention and FFN that stays. Nothing is retrained.
 
 `pack` needs the tokenizer and the GGUF reader, `run` needs neither. Every finished point is a line of the results;
 a second run goes on where the first stopped. Methods: surgeon, paper, those of `rivals/`, and variants of surgeon with

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from lm import table as lm_table
+
 ROOT = Path(__file__).resolve().parent.parent
 EXPERIMENTS, BENCHMARKS = ROOT / "experiments" / "results", ROOT / "benchmarks" / "results"
 EMBEDDING_ROWS = EXPERIMENTS / "embedding.json"
@@ -115,8 +117,22 @@ def search() -> str:
         if r["study"] == "budget":
             scores = (f"{r[name]:.1f}" if name in r else "-" for name in exams)
             speed = speeds.get((r["model"], r["flops"]), "-")
-            lines.append([r["model"], f"{r['flops']:.0%}", r.get("polish", "-"), r.get("passes", "-"), *scores, speed])
+            polish = ", ".join(filter(None, [r.get("polish", "-"), r.get("recipe")]))
+            lines.append([r["model"], f"{r['flops']:.0%}", polish, r.get("passes", "-"), *scores, speed])
     return markdown(["model", "FLOPs", "polish", "passes", *(SEARCHES[name] for name in exams), "one query"], lines)
+
+
+def texts() -> str:
+    """What the number of texts is worth, at one budget."""
+    rows = [r for r in read(EMBEDDING_ROWS) if r["study"] == "texts"]
+    exams = [name for name in SEARCHES if any(name in r for r in rows)]
+    lines = [[f"{r['texts']:,}", f"{r['cosine']:.1f}", *(f"{r[name]:.1f}" for name in exams)] for r in rows]
+    return markdown(["texts", "mean cosine", *(SEARCHES[name] for name in exams)], lines)
+
+
+def rivals() -> str:
+    """The harness's own table."""
+    return lm_table([json.loads(line) for line in (EXPERIMENTS / "lm.jsonl").read_text(encoding="utf-8").splitlines()])
 
 
 def speed() -> str:
@@ -213,6 +229,9 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "graphs": ("docs/results.md", lambda: latency("cuda-bert-base-graphs-predict")),
     "eager": ("docs/results.md", lambda: latency("cuda-bert-base-predict")),
     "growth": ("docs/performance.md", growth),
+    "rivals": ("docs/results.md", rivals),
+    "search": ("docs/results.md", search),
+    "texts": ("docs/results.md", texts),
     "deploy": ("docs/results.md", deploy),
 }
 

@@ -20,13 +20,13 @@ from shearling.engine.cuda_graph import Replays
 from shearling.engine.distance import output_distance, output_scale
 from shearling.engine.distributed import add_up, rank_and_world
 from shearling.engine.hooks import device_of
+from shearling.engine.memory import LOGITS
 from shearling.engine.precision import Precision
 from shearling.engine.progress import Progress
 from shearling.engine.targets import Bucket, Observed, States, buckets_of
 from shearling.sample.sample import Sample
 
 MOST_TOKENS = {"cpu": 8192, "cuda": 32768}  # of a batch
-MOST_LOGITS = 2**28  # of a batch
 HALF = (torch.float16, torch.bfloat16)
 JUDGED = 4  # batches' worth of examples are judged at once: no gradients take up memory
 REFRESH = {"cpu": 4, "cuda": 1}  # passes over the same noise
@@ -262,7 +262,10 @@ class Distiller:
 
     def _size(self, bucket: Bucket, times: int = 1) -> int:
         """Examples in a batch, or so many times more, as far as their tokens and logits allow."""
-        fits = min(self.most_tokens // bucket.tokens, MOST_LOGITS // bucket.logits)
+        # Twice the logits that other passes have: the teacher's stand beside the student's.
+        fits = min(
+            self.most_tokens // bucket.tokens, LOGITS.get(self.device.type, LOGITS["cpu"]) // (2 * bucket.logits)
+        )
         return max(1, min(times * self.recipe.examples, fits))
 
     def _shuffled(self) -> list[tuple[int, Tensor]]:

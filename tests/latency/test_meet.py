@@ -167,7 +167,7 @@ def test_a_table_of_another_model_is_refused_before_the_work(
     model: torch.nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = table_of(structure_of(model_of("distilbert")))
-    monkeypatch.setattr("shearling.pipeline.measure", lambda *_, **__: pytest.fail("it went to work"))
+    monkeypatch.setattr("shearling.methods.surgeon.Surgeon.measure", lambda *_, **__: pytest.fail("it went to work"))
     with pytest.raises(TableError, match="distilbert model, this one is bert"):
         shearling.prune(model, [], latency=0.5, table=table)
     with pytest.raises(ConstraintError, match="no latency"):

@@ -110,17 +110,17 @@ def test_an_interrupted_sweep_goes_on(
 
 def stop_after(patch: pytest.MonkeyPatch, points: int) -> None:
     """Ctrl-C while the point after these is being pruned."""
-    real: Callable[..., Any] = shearling.pipeline.Plan.prune
+    real: Callable[..., Any] = shearling.pipeline.Plan.meet
     count = 0
 
-    def prune(*args: Any, **kwargs: Any) -> Any:
+    def meet(*args: Any, **kwargs: Any) -> Any:
         nonlocal count
         count += 1
         if count > points:
             raise KeyboardInterrupt
         return real(*args, **kwargs)
 
-    patch.setattr(shearling.pipeline.Plan, "prune", prune)
+    patch.setattr(shearling.pipeline.Plan, "meet", meet)
 
 
 def test_stock_shapes_may_be_swept_and_are_a_sweep_of_their_own(place: Path, tmp_path: Path) -> None:

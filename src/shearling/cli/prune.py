@@ -107,12 +107,12 @@ def prune(
     from shearling.files import check_file
     from shearling.methods.ranges import checked_shape
     from shearling.report.facts import facts_of
+    from shearling.target import Target
     from shearling.workflows.max_drop import describe_drop, drop_of
     from shearling.workflows.method import method_from
     from shearling.workflows.progress import stages_of
     from shearling.workflows.pruning import prune_source, write_report
     from shearling.workflows.source import Source
-    from shearling.workflows.target import Target
 
     if out is None and not dry_run:
         raise typer.BadParameter("say where to write the pruned model, or use --dry-run", param_hint="--out")

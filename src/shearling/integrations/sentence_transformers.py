@@ -20,6 +20,7 @@ from shearling.checkpoint.sentence import modes_of
 from shearling.errors import ModelError
 from shearling.models.pooling import ACTIVATIONS, Mode, Pooling, Projection, set_pooling
 from shearling.pipeline import Plan, Pruned
+from shearling.target import Target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -110,8 +111,9 @@ class SentencePlan(Plan):
 
     sentence: Any = None
 
-    def _prune(self, *given: Any, **named: Any) -> PrunedSentenceModel:
-        return give_back(super()._prune(*given, **named), self.sentence)
+    def meet(self, target: Target) -> PrunedSentenceModel:
+        """As `Plan.meet`, in a copy of the model around the transformer."""
+        return give_back(super().meet(target), self.sentence)
 
 
 def sentence_plan(plan: Plan, sentence: Any) -> SentencePlan:

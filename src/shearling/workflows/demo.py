@@ -31,9 +31,10 @@ from shearling.files import check_writable, write_whole
 from shearling.latency.timing import device_name, in_turns
 from shearling.methods import Surgeon
 from shearling.models.pooling import pooling_of
-from shearling.pipeline import Pruned, prune
+from shearling.pipeline import Pruned, measure
 from shearling.report.page import model_page
 from shearling.report.record import Cost
+from shearling.target import Target
 from shearling.workflows.demo_texts import texts
 from shearling.workflows.progress import stages_of
 
@@ -154,7 +155,9 @@ def demo(
         )  # fmt: skip
 
     sample = batches(given.sample)
-    pruned = prune(dense, sample, flops=flops, method=METHOD, samples=samples, seed=seed, watcher=watcher)
+    half = Target(flops=flops).checked()
+    plan = measure(dense, sample, method=METHOD, samples=samples, seed=seed, watcher=watcher, target=half)
+    pruned = plan.meet(half)
     target = out / f"{NAME}-flops-{flops:g}"
     pruned.save(target, source=folder, force=force)
     student = load_model(str(target), device="cpu")  # what a user would load, not what is still in memory

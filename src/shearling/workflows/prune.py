@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shearling import pipeline
 from shearling.engine.progress import Watcher
 from shearling.methods import Method, method_of
 from shearling.methods.ranges import Samples, Shape
 from shearling.pipeline import Plan, Pruned
+from shearling.target import TableLike, Target
 from shearling.workflows.given import Data, is_transformer, needs_reading, renamed
 from shearling.workflows.progress import READING, ProgressLike, stages_of, watcher_of, watching
-
-if TYPE_CHECKING:
-    from shearling.latency.table import Table
 
 
 def prune(
@@ -29,7 +27,7 @@ def prune(
     flops: float | None = None,
     params: float | None = None,
     latency: float | None = None,
-    table: Table | str | os.PathLike[str] | None = None,
+    table: TableLike = None,
     batch_size: int = 1,
     seq_len: int | None = None,
     correct: bool = True,
@@ -102,32 +100,26 @@ def prune(
     length = renamed("length", "flops_length", length, flops_length)
     chosen = method_of(method)
     expected = stages_of(chosen, scored=eval is not None, drop=max_drop is not None)
+    target = Target(flops, params, multiple_of, latency, table, correct, batch_size, seq_len, shape)
     with watching(watcher_of(progress, watcher), expected) as watch:
         if _ready(model, data) and eval is None and max_drop is None:
-            return pipeline.prune(
-                model, data, flops=flops, params=params, latency=latency, table=table, batch_size=batch_size,
-                seq_len=seq_len, correct=correct, method=chosen, multiple_of=multiple_of, shape=shape, samples=samples,
-                seed=seed, length=length, watcher=watch,
+            target = target.checked()
+            plan = pipeline.measure(
+                model, data, method=chosen, samples=samples, seed=seed, length=length, watcher=watch, target=target
             )  # fmt: skip
+            return plan.meet(target)
         from shearling.workflows.max_drop import drop_of
         from shearling.workflows.pruning import prune_source
         from shearling.workflows.source import Source
-        from shearling.workflows.target import Target
 
         source = Source(
             model, data, task, text_columns, label_column, max_length, None, samples, seed, device, dtype,
             trust_remote_code, length, metric, index, pooling, tokenizer, prefix,
         )  # fmt: skip
         return prune_source(
-            source,
-            Target(flops, params, multiple_of, latency, table, correct, batch_size, seq_len, shape),
-            chosen,
-            evaluation=eval,
-            limit=limit,
-            drop=drop_of(max_drop, by),
-            timing=timing,
+            source, target, chosen, evaluation=eval, limit=limit, drop=drop_of(max_drop, by), timing=timing,
             watcher=watch,
-        )
+        )  # fmt: skip
 
 
 def measure(

@@ -25,25 +25,25 @@ from shearling.evaluation.flipped import flipped
 from shearling.files import RECORD, check_writable
 from shearling.integrations.sentence_transformers import give_back
 from shearling.latency.inputs import example_inputs, placed
-from shearling.latency.table import Table, check_fits
 from shearling.latency.timing import device_name, in_turns, layer_shares
 from shearling.methods import Method
 from shearling.models.structure import structure_of
-from shearling.pipeline import Plan, Pruned, measure, prune
+from shearling.pipeline import Plan, Pruned, measure
 from shearling.report.points import command_of, tried_chart
+from shearling.target import Target
 from shearling.workflows.progress import SCORED
 from shearling.workflows.source import (
     Loaded,
     Source,
     check_early,
     data_name,
+    draw,
     exam_of,
     folder_of,
     labels_for,
     quiet,
     read_source,
 )
-from shearling.workflows.target import Target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -82,22 +82,10 @@ def prune_source(
     loaded = read_source(source, labels=labels_for(method), scored=scored, watcher=watcher)
     exam = exam_of(source, loaded, evaluation, limit=limit) if scored else None
     if drop is not None and exam is not None:
-        if isinstance(target.table, Table):
-            check_fits(target.table, structure_of(loaded.model))
+        target.check_fits(structure_of(loaded.model), method)
         pruned = drop.meet(measured(source, loaded, method, watcher), target, exam, watcher)
     else:
-        pruned = prune(
-            loaded.model,
-            loaded.examples,
-            **vars(target),
-            method=method,
-            samples=source.samples,
-            seed=source.seed,
-            length=source.length,
-            watcher=watcher,
-        )
-        warnings = [*pruned.report.warnings, *remarks(loaded)]
-        pruned = replace(pruned, report=replace(pruned.report, warnings=warnings))
+        pruned = measured(source, loaded, method, watcher, target=target).meet(target)
         if exam is not None:
             models = (loaded.model, pruned.model)
             both = [take(exam, model, watcher, stage) for model, stage in zip(models, SCORED, strict=True)]
@@ -112,18 +100,22 @@ def prune_source(
 
 
 def measured(
-    source: Source, loaded: Loaded, method: Method, watcher: Watcher | None = None, *, seed: int | None = None
+    source: Source,
+    loaded: Loaded,
+    method: Method,
+    watcher: Watcher | None = None,
+    *,
+    seed: int | None = None,
+    target: Target | None = None,
 ) -> Plan:
-    """The measurement of a source; one serves every budget."""
+    """The measurement of a source: for one target, or for every budget; another seed draws another sample."""
+    if seed is not None and seed != source.seed:
+        source = replace(source, seed=seed)
+        loaded = replace(loaded, examples=draw(source, loaded, labels=labels_for(method)))
     plan = measure(
-        loaded.model,
-        loaded.examples,
-        method=method,
-        samples=source.samples,
-        seed=source.seed if seed is None else seed,
-        length=source.length,
-        watcher=watcher,
-    )
+        loaded.model, loaded.examples, method=method, samples=source.samples, seed=source.seed, length=source.length,
+        watcher=watcher, target=target,
+    )  # fmt: skip
     return replace(plan, warnings=[*plan.warnings, *remarks(loaded)])
 
 

@@ -54,10 +54,11 @@ def export(
     as_json: o.Json = False,
 ) -> None:
     """Write MODEL, dense or pruned, for another engine, checked against PyTorch."""
-    from shearling.cli.console import emit, tell, watching
+    from shearling.cli.console import emit, tell
     from shearling.exporters.result import describe
     from shearling.exporters.table import describe_list
     from shearling.workflows.export import STAGES, export_model, list_formats, precision_of
+    from shearling.workflows.progress import watching
 
     if format_ == "list":
         found = list_formats(model, trust_remote_code=trust_remote_code)
@@ -69,7 +70,7 @@ def export(
     if out is None:
         raise typer.BadParameter("say where to write to", param_hint="--out")
     precision = precision_of(fp16=fp16, int8=int8, quantise=quantise, dtype=dtype)
-    with watching(STAGES, quiet=quiet) as watcher:
+    with watching(not quiet, STAGES) as watcher:
         result = export_model(
             model,
             out,

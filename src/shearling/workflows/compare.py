@@ -12,16 +12,8 @@ from shearling.errors import InputError
 from shearling.evaluation.compare import Comparison, Side
 from shearling.evaluation.compare import compare as compare_sides
 from shearling.pipeline import Pruned
-from shearling.workflows.progress import READING, ProgressLike, watching
-from shearling.workflows.source import (
-    Source,
-    check_early,
-    open_source,
-    quiet,
-    rows_of,
-    task_of,
-    text_columns_of,
-)  # fmt: skip
+from shearling.workflows.progress import READING, ProgressLike, quiet, step, watching
+from shearling.workflows.source import Source, check_early, open_source, rows_of, task_of, text_columns_of
 
 if TYPE_CHECKING:
     from shearling.workflows.given import Data
@@ -72,25 +64,21 @@ def compare(
         return compare_sources(source, second, limit=limit, watcher=watcher)
 
 
-def compare_sources(
-    source: Source, second: Any, *, limit: int | None = None, watcher: Watcher | None = None
-) -> Comparison:
+def compare_sources(source: Source, second: Any, *, limit: int | None = None, watcher: Watcher = quiet) -> Comparison:
     """Compare the model of a source with another one, on the data of the source."""
-    tell = watcher or quiet
     if source.index not in (None, "dense"):
         raise InputError(f"--index {source.index} is not known here; `dense` has the first embed the passages for both")
     check_early(source)
-    tell("load", 0, 2)
+    watcher("load", 0, 2)
     sides = []
     for number, model in enumerate((source.model, second), start=1):
         sides.append(_side(replace(source, model=model)))
-        tell("load", number, 2)
+        watcher("load", number, 2)
     if sides[0].name == sides[1].name and not all(side.folder for side in sides):
         sides = [replace(side, name=name) for side, name in zip(sides, ("first", "second"), strict=True)]
     task = task_of(source, sides[0].model)
-    tell("read", 0, 1)
-    rows = rows_of(source.data, task, split="dev")
-    tell("read", 1, 1)
+    with step(watcher, "read"):
+        rows = rows_of(source.data, task, split="dev")
     return compare_sides(
         sides, rows, task, limit=limit, batch_size=source.batch_size or BATCH_SIZE, max_length=source.max_length,
         text_columns=source.text_columns or text_columns_of(source.data), label_column=source.label_column,

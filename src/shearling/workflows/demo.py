@@ -36,7 +36,7 @@ from shearling.report.page import model_page
 from shearling.report.record import Cost
 from shearling.target import Target
 from shearling.workflows.demo_texts import texts
-from shearling.workflows.progress import stages_of
+from shearling.workflows.progress import quiet, stages_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -139,7 +139,7 @@ def demo(
     samples: int = SAMPLES,
     seed: int = 0,
     force: bool = False,
-    watcher: Watcher | None = None,
+    watcher: Watcher = quiet,
 ) -> Demo:
     """Prune all-MiniLM-L6-v2, let it search on the original's index, and write both up under `out`."""
     began = time.perf_counter()
@@ -162,7 +162,7 @@ def demo(
     pruned.save(target, source=folder, force=force)
     student = load_model(str(target), device="cpu")  # what a user would load, not what is still in memory
 
-    progress = None if watcher is None else partial(watcher, "compare")
+    progress = partial(watcher, "compare")
     runs = ((dense, given.queries), (student, given.queries), (dense, given.passages))
     before, after, index = (
         F.normalize(predict(model, batches(some), device="cpu", progress=progress), dim=-1) for model, some in runs

@@ -14,6 +14,7 @@ import torch
 from shearling.checkpoint.pretrained import load_model, load_reader, load_tokenizer
 from shearling.checkpoint.record import add_export, base_of
 from shearling.data import find_task, infer_task
+from shearling.engine.progress import Watcher
 from shearling.errors import InputError, ModelError
 from shearling.evaluation.exam import Exam, make_exam
 from shearling.exporters.check import Runner, check
@@ -28,13 +29,12 @@ from shearling.latency.timing import in_turns
 from shearling.pipeline import Pruned
 from shearling.report.facts import title_of
 from shearling.workflows.export_scores import FileModel, Scores
-from shearling.workflows.progress import ProgressLike, watching
+from shearling.workflows.progress import ProgressLike, quiet, step, watching
 from shearling.workflows.source import rows_of, text_columns_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from shearling.engine.progress import Watcher
     from shearling.workflows.given import Data
 
 STAGES = {"load": 20.0, "export": 50.0, "check": 15.0, "time": 15.0}
@@ -168,7 +168,7 @@ def export_model(
     rounds: int = 20,
     force: bool = False,
     trust_remote_code: bool = False,
-    watcher: Watcher | None = None,
+    watcher: Watcher = quiet,
 ) -> Exported:
     """Write the model as a file, checked against PyTorch on real inputs first; a failed check leaves nothing.
 
@@ -183,12 +183,10 @@ def export_model(
     )
     place = place_of(out, kind, name)
     check_place(place, kind, force=force, source=name)
-    tell = watcher or (lambda stage, done, total: None)
-    tell("load", 0, 1)
-    model = wanted.load(name)
-    check_suits(label, kind, model)
-    wanted.read(model)
-    tell("load", 1, 1)
+    with step(watcher, "load"):
+        model = wanted.load(name)
+        check_suits(label, kind, model)
+        wanted.read(model)
     other = dense or base_of(Path(name))
     scores = None if eval is None else Scores(_exam(wanted, model, eval))
     with whole(place, force=force) as path, tempfile.TemporaryDirectory() as aside:
@@ -196,14 +194,12 @@ def export_model(
         expected = reference(kind.part(model), wanted.batches)
         if scores is not None:
             scores.take("model", model)
-        tell("export", 0, 1)
-        run, outputs = wanted.write(model, path)
-        tell("export", 1, 1)
+        with step(watcher, "export"):
+            run, outputs = wanted.write(model, path)
         if place.served:
             add_companions(path.parents[1], model, wanted.tokenizer, Path(name))
-        tell("check", 0, 1)
-        difference = check(run, wanted.batches, expected, precision=wanted.precision)
-        tell("check", 1, 1)
+        with step(watcher, "check"):
+            difference = check(run, wanted.batches, expected, precision=wanted.precision)
         if scores is not None:
             scores.take("exported", FileModel(model, run))
         del model
@@ -215,9 +211,8 @@ def export_model(
             run_dense, _ = wanted.write(original, path_dense, only_timed=True)
             del original
             runs["dense"] = lambda: run_dense(wanted.batches[0])
-        tell("time", 0, 1)
-        times = dict(zip(runs, in_turns(list(runs.values()), torch.device("cpu"), rounds=rounds), strict=True))
-        tell("time", 1, 1)
+        with step(watcher, "time"):
+            times = dict(zip(runs, in_turns(list(runs.values()), torch.device("cpu"), rounds=rounds), strict=True))
         found = {"this": Measured(name, size_of(path), times["this"])}
         if other is not None:
             found["dense"] = Measured(other, size_of(path_dense), times["dense"])

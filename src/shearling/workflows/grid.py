@@ -15,8 +15,9 @@ from shearling.methods import Method, method_of
 from shearling.methods.ranges import Shape
 from shearling.pipeline import Pruned
 from shearling.target import Target
+from shearling.workflows.progress import quiet
 from shearling.workflows.pruning import measured, take
-from shearling.workflows.source import Loaded, Source, quiet
+from shearling.workflows.source import Loaded, Source
 
 N = TypeVar("N", int, float)
 SEEDS = 2**63  # what torch takes

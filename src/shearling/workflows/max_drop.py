@@ -13,9 +13,8 @@ from shearling.errors import ConstraintError, InputError
 from shearling.evaluation.exam import Evaluation, Exam
 from shearling.pipeline import Plan, Pruned
 from shearling.target import Target
-from shearling.workflows.progress import SCORED
+from shearling.workflows.progress import SCORED, quiet
 from shearling.workflows.pruning import take, with_scores
-from shearling.workflows.source import quiet
 
 STEP = 0.01  # budgets are tried in hundredths
 BY = "flops"  # what is searched for, unless asked otherwise
@@ -61,12 +60,11 @@ class Drop:
             )
         return self._aim(target, HIGHEST[0]).checked()
 
-    def meet(self, plan: Plan, target: Target, exam: Exam, watcher: Watcher | None = None) -> Pruned:
+    def meet(self, plan: Plan, target: Target, exam: Exam, watcher: Watcher = quiet) -> Pruned:
         """The smallest model found that stays within the drop; its report lists every budget tried."""
         dense = take(exam, plan.structure.model, watcher, SCORED[0])
         sign = -1 if dense.metric == "perplexity" else 1
-        tell = watcher or quiet
-        tell("max-drop", 0, TRIES)
+        watcher("max-drop", 0, TRIES)
         tries = itertools.count(1)
 
         def attempt(budget: float) -> tuple[tuple[Pruned, Evaluation] | None, Tried]:
@@ -75,7 +73,7 @@ class Drop:
             except ConstraintError as error:  # too small to be met at all
                 return None, Tried(budget, None, None, False, str(error))
             score = take(exam, pruned.model, watcher)
-            tell("max-drop", min(next(tries), TRIES), TRIES)
+            watcher("max-drop", min(next(tries), TRIES), TRIES)
             lost = sign * (dense.value - score.value)
             return (pruned, score), Tried(budget, score.value, lost, lost <= self.points + 1e-9)
 

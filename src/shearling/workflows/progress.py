@@ -22,10 +22,7 @@ ProgressLike = bool | Watcher
 READING = {"load": 5.0, "read": 2.0, "tokenise": 3.0}  # beside about 90 for the work itself
 SCORED = ("evaluate dense", "evaluate pruned")
 OTHER = 3.0  # a stage that was not expected, once it begins
-WHOLE = (
-    "sweep",
-    "max-drop",
-)  # stages that count the points of a longer run; others that go on meanwhile are part of it
+WHOLE = ("sweep", "max-drop")  # stages that count the points of a longer run; those that go on meanwhile are part of it
 Expected = Mapping[str, float]  # the stages of a run, and how long each takes compared with the others, about
 
 
@@ -45,6 +42,18 @@ def watcher_of(progress: ProgressLike, watcher: Watcher | None) -> ProgressLike:
     return watcher
 
 
+def quiet(stage: str, done: int, total: int) -> None:
+    """A watcher that shows nothing."""
+
+
+@contextmanager
+def step(watcher: Watcher, stage: str) -> Iterator[None]:
+    """A stage with nothing to tell between its beginning and its end."""
+    watcher(stage, 0, 1)
+    yield
+    watcher(stage, 1, 1)
+
+
 @contextmanager
 def watching(progress: ProgressLike = True, expected: Expected | None = None) -> Iterator[Watcher]:
     """Show how far the stages of a run are.
@@ -55,7 +64,7 @@ def watching(progress: ProgressLike = True, expected: Expected | None = None) ->
     if callable(progress):
         yield progress
     elif not progress or os.environ.get("RANK", "0") != "0":  # of several processes, the first one shows progress
-        yield lambda stage, done, total: None
+        yield quiet
     elif _drawable():
         with _bars(expected or {}) as watch:
             yield watch

@@ -31,7 +31,7 @@ from shearling.models.structure import structure_of
 from shearling.pipeline import Plan, Pruned, measure
 from shearling.report.points import command_of, tried_chart
 from shearling.target import Target
-from shearling.workflows.progress import SCORED
+from shearling.workflows.progress import SCORED, quiet
 from shearling.workflows.source import (
     Loaded,
     Source,
@@ -41,7 +41,6 @@ from shearling.workflows.source import (
     exam_of,
     folder_of,
     labels_for,
-    quiet,
     read_source,
 )
 
@@ -64,7 +63,7 @@ def prune_source(
     drop: Drop | None = None,
     timing: bool = True,
     force: bool = False,
-    watcher: Watcher | None = None,
+    watcher: Watcher = quiet,
 ) -> Pruned:
     """Prune; writes `out` unless it is None.
 
@@ -103,7 +102,7 @@ def measured(
     source: Source,
     loaded: Loaded,
     method: Method,
-    watcher: Watcher | None = None,
+    watcher: Watcher = quiet,
     *,
     seed: int | None = None,
     target: Target | None = None,
@@ -119,7 +118,7 @@ def measured(
     return replace(plan, warnings=[*plan.warnings, *remarks(loaded)])
 
 
-def measure_source(source: Source, method: Method, *, watcher: Watcher | None = None) -> tuple[Plan, Loaded]:
+def measure_source(source: Source, method: Method, *, watcher: Watcher = quiet) -> tuple[Plan, Loaded]:
     """Read a source and measure it."""
     check_early(source)
     loaded = read_source(source, labels=labels_for(method), watcher=watcher)
@@ -136,15 +135,14 @@ def remarks(loaded: Loaded) -> list[str]:
 def take(
     exam: Exam,
     model: PreTrainedModel,
-    watcher: Watcher | None = None,
+    watcher: Watcher = quiet,
     stage: str = "evaluate",
     *,
     compiled: bool = False,
 ) -> Evaluation:
     """Score a model, on one process where there are several."""
-    tell = watcher or quiet
-    tell(stage, 0, 1)
-    return on_first(lambda: exam.take(model, compile=compiled, progress=partial(tell, stage)))
+    watcher(stage, 0, 1)
+    return on_first(lambda: exam.take(model, compile=compiled, progress=partial(watcher, stage)))
 
 
 def with_scores(pruned: Pruned, exam: Exam, dense: Evaluation, score: Evaluation) -> Pruned:

@@ -22,7 +22,7 @@ from shearling.models.digest import weights_digest_of
 from shearling.models.structure import structure_of
 from shearling.sample.read import sample_of
 from shearling.workflows.grid import Grid, Outcome, budgets_of, outcomes
-from shearling.workflows.progress import READING, ProgressLike, watching
+from shearling.workflows.progress import READING, ProgressLike, quiet, watching
 from shearling.workflows.pruning import changes, keep, take, timed
 from shearling.workflows.source import (
     Loaded,
@@ -32,7 +32,6 @@ from shearling.workflows.source import (
     exam_of,
     folder_of,
     labels_for,
-    quiet,
     read_source,
 )
 from shearling.workflows.sweep_folder import CURVE, MODELS, PAGE, RESULTS, Store, megabytes, write_all

@@ -21,6 +21,7 @@ from shearling.engine.distributed import rank_and_world
 from shearling.engine.progress import Watcher
 from shearling.engine.silence import quiet_transformers
 from shearling.errors import InputError
+from shearling.workflows.progress import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -79,7 +80,7 @@ def retrain(
     work: Path | None = None,
     teacher: PreTrainedModel | None = None,
     device: str = "auto",
-    watcher: Watcher | None = None,
+    watcher: Watcher = quiet,
 ) -> Trained:
     """Train `model` in place on `rows`; with a `work` folder, goes on from the checkpoints in it if there are any."""
     check_alone()
@@ -146,7 +147,7 @@ def _trainer(
     work: Path | None,
     teacher: PreTrainedModel | None,
     device: str,
-    watcher: Watcher | None,
+    watcher: Watcher,
 ) -> Any:
     try:
         import accelerate  # noqa: F401 - what Trainer stands on
@@ -156,8 +157,7 @@ def _trainer(
 
     class Watching(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if watcher is not None:
-                watcher("retrain", state.global_step, state.max_steps)
+            watcher("retrain", state.global_step, state.max_steps)
 
     class Distilling(Trainer):
         def compute_loss(

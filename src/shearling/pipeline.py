@@ -229,10 +229,6 @@ class Plan:
         return write_plan(Path(path), header, self.method.pack(self.evidence))
 
     @cached_property
-    def _mean_length(self) -> float:
-        return sum(self.lengths) / len(self.lengths)
-
-    @cached_property
     def _counted(self) -> Counted:
         """The dense model's operations, counted once for all budgets."""
         return Counted.of(self.structure, self.sample, self.lengths)
@@ -262,7 +258,7 @@ class Plan:
             seed=self.seed,
             examples=self.sample.examples,
             samples={"used": self.sample.examples, "given": self.sample.given, "why": self.why},
-            mean_length=self._mean_length,
+            mean_length=sum(self.lengths) / len(self.lengths),
             fingerprint=self.sample.fingerprint,
             model_type=dense.model.config.model_type,
             repairs=repairs,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from shearling.data.batches import Batches, Tokenized, make_batches
+from shearling.data.batches import Batches, Tokenized, cut, padded
 from shearling.data.columns import (
     find_label_column,
     find_text_columns,
@@ -84,8 +84,9 @@ class Encoder:
         return self._without_unknown_inputs(_tokenize_texts(self, [prompt + text for text in texts]))
 
     def batches(self, examples: Tokenized, batch_size: int, *, bucket: bool = True) -> Batches:
-        """Pad and stack."""
-        return make_batches(examples, pad_id=self.pad_id, batch_size=batch_size, bucket=bucket)
+        """Pad and stack; `bucket` puts examples of similar length together, the longest first."""
+        lengths = [len(ids) for ids in examples.tokens["input_ids"]] if bucket else None
+        return cut(examples, batch_size, lengths, lambda some: padded(some, self.pad_id))
 
     def _without_unknown_inputs(self, examples: Tokenized) -> Tokenized:
         """Drop token types where the model has no embeddings for two of them, whatever its tokenizer gives."""

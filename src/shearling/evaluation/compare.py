@@ -88,9 +88,10 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the top of the page."""
-        from shearling.report.page import compare_top
+        from shearling.report.facts import facts_of_comparison
+        from shearling.report.page import top
 
-        return compare_top(self.to_json())
+        return top(facts_of_comparison(self.to_json()))
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def compare(
     index: str | None = None,
     prefix: str | None = None,
     rounds: int = 15,
-    watcher: Watcher | None = None,
+    watcher: Watcher = lambda stage, done, total: None,
 ) -> Comparison:
     """Run both models on the rows. Scores need labels; agreement, sizes and times do not.
 
@@ -130,7 +131,6 @@ def compare(
     index    of a search: `dense` has the first model embed the passages for both
     prefix   of an encoder-decoder's sources; by default that of its configuration
     """
-    tell = watcher or (lambda stage, done, total: None)
     models = [side.model for side in sides]
     exams = [
         make_exam(
@@ -147,15 +147,18 @@ def compare(
     alike = _read_alike([side.reader for side in sides], taken)
     agreed = agreement(taken[0].notes, taken[1].notes) if alike else None
     changed = flipped(exams[0], taken[0].predictions, taken[1].predictions) if agreed else None
-    batches = [_typical(one.batches) for one in taken]
-    tell("time", 0, 1)
+    # The middle batch, for they are sorted by length, without its labels.
+    middle = [one.batches[len(one.batches) // 2] for one in taken]
+    batches = [{name: tensor for name, tensor in batch.items() if name not in LABELS} for batch in middle]
+    watcher("time", 0, 1)
     times = _times(models, batches, rounds)
-    tell("time", 1, 1)
+    watcher("time", 1, 1)
+    samples = [sample_of(one.batches) for one in taken]
+    macs = [whole_macs(model, s.some(1), s.mean_lengths) for model, s in zip(models, samples, strict=True)]
     found = [
         Compared(side.name, one.value, one.em, disk_bytes(side.folder, side.model), parameters(side.model),
-                 _macs(side.model, one.batches), 1e3 * time.median, 1e3 * time.spread,
-                 tuple(next(iter(batch.values())).shape))
-        for side, one, time, batch in zip(sides, taken, times, batches, strict=True)
+                 count, 1e3 * time.median, 1e3 * time.spread, tuple(next(iter(batch.values())).shape))
+        for side, one, time, batch, count in zip(sides, taken, times, batches, macs, strict=True)
     ]  # fmt: skip
     return Comparison(
         task.name, taken[0].metric, taken[0].examples, agreed, found[0].batch, device_name(device_of(models[0])),
@@ -176,22 +179,22 @@ class _Taken:
     predictions: Predictions | None
 
     @classmethod
-    def of(cls, exam: Exam, model: PreTrainedModel, stage: str, watcher: Watcher | None) -> _Taken:
+    def of(cls, exam: Exam, model: PreTrainedModel, stage: str, watcher: Watcher) -> _Taken:
         notes: list[Tensor] = []
         seen: list[Batches] = []
         whole = output_reader(model)
 
         def run(batches: Batches, read: OutputReader | Writer | None) -> Tensor:
-            progress = None if watcher is None else lambda done, total: watcher(stage, done, total)
+            how: dict[str, Any] = {"device": device_of(model), "progress": partial(watcher, stage)}
             if isinstance(read, Writer):
-                return predict(model, batches, read=read, device=device_of(model), progress=progress)
+                return predict(model, batches, read=read, **how)
 
             def both(outputs: Any, batch: dict[str, Tensor]) -> Tensor:
                 notes.append(choices(outputs, batch, whole).float().cpu())
                 return (read or whole)(outputs, batch)
 
             seen.append(batches)
-            return predict(model, batches, read=both, device=device_of(model), progress=progress)
+            return predict(model, batches, read=both, **how)
 
         try:
             result = score(exam, run)
@@ -264,17 +267,6 @@ def disk_bytes(directory: str | None, model: PreTrainedModel) -> int:
         if files:
             return sum(path.stat().st_size for path in files)
     return sum(p.numel() * p.element_size() for p in model.parameters())
-
-
-def _typical(batches: Batches) -> dict[str, Tensor]:
-    """The middle batch without its labels: they are sorted by length."""
-    return {name: tensor for name, tensor in batches[len(batches) // 2].items() if name not in LABELS}
-
-
-def _macs(model: PreTrainedModel, batches: Batches) -> int:
-    """Of one example; images and sound have no tokens to count, and are taken as they are."""
-    sample = sample_of(batches)
-    return whole_macs(model, sample.some(1), sample.mean_lengths)
 
 
 def _times(models: Sequence[PreTrainedModel], batches: Sequence[dict[str, Tensor]], rounds: int) -> list[Times]:

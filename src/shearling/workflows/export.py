@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shearling.checkpoint.pretrained import load_model, load_reader, load_tokenizer
-from shearling.checkpoint.record import add_export, base_of
+from shearling.checkpoint.record import add_entry, base_of
 from shearling.data import find_task, infer_task
 from shearling.engine.progress import Watcher
 from shearling.errors import InputError, ModelError
@@ -23,7 +23,7 @@ from shearling.exporters.graph import axes, reference
 from shearling.exporters.inputs import CALIBRATION, EXAMPLES, Inputs, inputs_from_rows, inputs_from_tokenizer
 from shearling.exporters.place import add_companions, check_place, mark, place_of, size_of, whole
 from shearling.exporters.result import Exported, Measured
-from shearling.exporters.table import Format, Suits, check_suits, find_format, find_precision, suitable
+from shearling.exporters.table import Format, check_suits, find_format, find_precision
 from shearling.files import RECORD
 from shearling.latency.timing import in_turns
 from shearling.pipeline import Pruned
@@ -224,7 +224,7 @@ def export_model(
         if place.folder:
             mark(path.parents[1] if place.served else path, result.to_json())
     if (Path(name) / RECORD).is_file():
-        add_export(Path(name), result.entry(Path(name)))
+        add_entry(Path(name), "exports", result.entry(Path(name)), key="out")
     return result
 
 
@@ -256,11 +256,6 @@ def _tokenizer(name: str, *, trust_remote_code: bool) -> PreTrainedTokenizerBase
         return load_tokenizer(name, trust_remote_code=trust_remote_code)
     except ModelError:
         return None  # a model of pictures, or a directory of weights alone
-
-
-def list_formats(name: str, *, trust_remote_code: bool = False) -> list[Suits]:
-    """Which formats suit a model, and why the others do not."""
-    return suitable(load_model(name, device="cpu", trust_remote_code=trust_remote_code))
 
 
 def _exam(wanted: Wanted, model: PreTrainedModel, rows: Data) -> Exam:

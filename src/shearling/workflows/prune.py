@@ -172,10 +172,7 @@ def measure(
 
 def _ready(model: Any, data: Any) -> bool:
     """Whether model and data are what the pipeline takes."""
-    named = isinstance(model, (str, os.PathLike))
-    return not named and data is not None and not needs_reading(data) and _is_plain(model)
-
-
-def _is_plain(model: Any) -> bool:
-    """Not a SentenceTransformer or CrossEncoder; whatever else it is, the pipeline says what it makes of it."""
+    if isinstance(model, (str, os.PathLike)) or data is None or needs_reading(data):
+        return False
+    # Not a SentenceTransformer or CrossEncoder; whatever else it is, the pipeline says what it makes of it.
     return is_transformer(model) or (not hasattr(model, "encode") and not hasattr(model, "predict"))

@@ -15,7 +15,6 @@ import torch
 from shearling._version import versions
 from shearling.checkpoint.load import read_record
 from shearling.checkpoint.pretrained import load_model
-from shearling.data import load_rows
 from shearling.data.encoder import make_encoder
 from shearling.engine.progress import Watcher
 from shearling.errors import ModelError, OutputError
@@ -23,7 +22,7 @@ from shearling.files import RECORD, check_writable, weights_digest, whole_direct
 from shearling.schema import CONFIG
 from shearling.workflows.evaluate import known_dense
 from shearling.workflows.progress import quiet
-from shearling.workflows.source import Loaded, Source, check_early, exam_of, reader_for, task_of
+from shearling.workflows.source import Loaded, Source, check_early, exam_of, reader_for, rows_of, task_of
 from shearling.workflows.training import Recipe, check_alone, last_checkpoint, plain_device, retrain
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ def _read(
         text_columns=source.text_columns, label_column=source.label_column, seed=seed, model=model,
     )  # fmt: skip
     exam = None if evaluation is None else exam_of(source, loaded, evaluation, limit=limit)
-    return loaded.task, encoder, load_rows(source.data, loaded.task), exam
+    return loaded.task, encoder, rows_of(source.data, loaded.task), exam
 
 
 def write_retrained(

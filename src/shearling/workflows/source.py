@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from shearling.checkpoint.pretrained import check_prunable, load_model, named_device
 from shearling.checkpoint.sentence import attach_pooling
-from shearling.data import Rows, as_rows, encode, find_task, infer_task, load_rows, read_rows
+from shearling.data import Rows, as_rows, encode, find_task, infer_task, load_task_rows, read_rows
 from shearling.data.images import ImageOptions, reader_of
 from shearling.engine.progress import Watcher
 from shearling.errors import DataError, InputError, ModelError
@@ -194,8 +194,8 @@ def task_of(source: Source, model: PreTrainedModel) -> Task:
 
 def rows_of(data: Any, task: Task, *, split: Any = "train") -> Rows:
     """Rows of a file, a data set, texts or pairs; of the task's own data set where there is nothing."""
-    if data is None or isinstance(data, (str, os.PathLike)):
-        return load_rows(None if data is None else str(data), task, split=split)
+    if data is None:
+        return load_task_rows(task, split)
     names = text_columns_of(data)
     if names is None:
         return as_rows(data)

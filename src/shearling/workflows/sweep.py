@@ -139,11 +139,12 @@ def sweep_source(
     dense = take(exam, loaded.model, watcher) if any(point not in done for point in grid.points()) else None
     if store.facts["dense"] is None and dense is not None:
         structure, times = structure_of(loaded.model), grid.targets[0].times
-        store.keep_dense({
+        store.facts["dense"] = {
             **dense.to_json(), "seconds": dense.seconds, "layers": structure.sizes,
             "architecture": type(loaded.model).__name__, "megabytes": megabytes(loaded.model),
             **({} if times is None else {"layer_time": times.layer_shares(structure)}),
-        })  # fmt: skip
+        }  # fmt: skip
+        store.write()
     skipped = []
     for outcome in outcomes(source, loaded, exam, grid, done=done, watcher=watcher):
         pruned = outcome.pruned

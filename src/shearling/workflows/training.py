@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shearling.checkpoint.pretrained import named_device
+from shearling.engine.distance import divergence
 from shearling.engine.distil import squared_error, variance
 from shearling.engine.distributed import rank_and_world
 from shearling.engine.progress import Watcher
@@ -117,10 +118,8 @@ def distillation_loss(student: Any, teacher: Any, batch: dict[str, Tensor], temp
         if mine.shape[-1] == 1 or ("last_hidden_state" in student and "logits" not in student):
             losses.append(F.mse_loss(mine, theirs))
             continue
-        wanted = F.log_softmax(theirs.float() / temperature, dim=-1)
-        found = F.log_softmax(mine.float() / temperature, dim=-1)
         # The square keeps the gradient's size the same at every temperature.
-        losses.append(F.kl_div(found, wanted, reduction="batchmean", log_target=True) * temperature**2)
+        losses.append(divergence(mine.float() / temperature, theirs.float() / temperature).mean() * temperature**2)
     return torch.stack(losses).mean()
 
 

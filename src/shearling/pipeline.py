@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,15 +125,18 @@ class Plan:
         polished = self._polish(student, cut.kept, stages)
         with stages("agreement"):
             alike = on_first(lambda: self._agreement(student))
-        report = self._report(student, limits, stages, repairs, difference)
-        report = replace(
-            report,
+        report = self._report(
+            student,
+            limits,
+            repairs,
+            [*warnings, *(alike.warnings if alike else ())],
+            seconds={**self.seconds, **stages.seconds},
+            check=difference,
             shape=target.shape,
             stock=chosen.told,
             agreement=None if alike is None else alike.to_json(),
             polish=None if polished is None else polished.to_json(),
             extra=extra,
-            warnings=[*report.warnings, *warnings, *(alike.warnings if alike else ())],
         )
         return Pruned(student.model, cut.kept, report)
 
@@ -234,13 +237,9 @@ class Plan:
         return Counted.of(self.structure, self.sample, self.lengths)
 
     def _report(
-        self,
-        student: Structure,
-        limits: Sequence[Limit],
-        stages: Stages,
-        repairs: list[Repaired],
-        difference: float,
+        self, student: Structure, limits: Sequence[Limit], repairs: list[Repaired], warnings: list[str], **more: Any
     ) -> Report:
+        """The record; `more` are those of its fields that only the run knows."""
         dense, settings = self.structure, settings_of(self.method)
         if "precision" in settings:  # what the run really had
             settings["precision"] = used_precision(dense.model, self.method.precision)
@@ -254,7 +253,6 @@ class Plan:
             params_model=Cost(parameters(dense.model), parameters(student.model)),
             layers=student.sizes_in(dense),
             dense_layers=dense.sizes,
-            seconds={**self.seconds, **stages.seconds},
             seed=self.seed,
             examples=self.sample.examples,
             samples={"used": self.sample.examples, "given": self.sample.given, "why": self.why},
@@ -262,8 +260,8 @@ class Plan:
             fingerprint=self.sample.fingerprint,
             model_type=dense.model.config.model_type,
             repairs=repairs,
-            check=difference,
-            warnings=[*self.sample.notes, *self.warnings, *self.method.concerns(repairs)],
+            warnings=[*self.sample.notes, *self.warnings, *self.method.concerns(repairs), *warnings],
+            **more,
         )
 
 
@@ -277,6 +275,7 @@ def measure(
     seed: int = 0,
     length: float | None = None,
     watcher: Watcher | None = None,
+    notes: Sequence[str] = (),
     target: Target | None = None,
 ) -> Plan:
     """Look at the model once, over a sample of its data; the plan then prunes to any constraint.
@@ -286,6 +285,7 @@ def measure(
     samples  how many examples to draw from the data, by the seed; "auto" takes 2,048, or all where there are fewer
     length   tokens of an example, for counting FLOPs; by default the mean of the sample's, without padding
     watcher  called with (stage, done, total) as the work goes on
+    notes    what reports have to say about the model and its data
     target   the only one to come, checked: fewer examples may then do on a CPU, and nothing is kept for others
     """
     structure, method, stages = prunable(model), method_of(method), Stages(watcher)
@@ -317,11 +317,15 @@ def measure(
         why = method.enough(evidence, structure, limits, lengths)
         if not why:
             evidence, first = look(sample.without(first).shard(rank, world), earlier=evidence), sample
-    few = f"the sample has only {first.examples} examples; 2,048 are good, below {FEW} results vary a lot"
+    warnings = list(notes)
+    if first.examples < FEW:
+        warnings.append(
+            f"the sample has only {first.examples} examples; 2,048 are good, below {FEW} results vary a lot"
+        )
     states = TeacherStates.on(device) if target is None else None
     return Plan(
-        structure, first, method, method.finished(evidence), seed, lengths, stages.seconds,
-        [few] if first.examples < FEW else [], watcher, why, states, expected,
+        structure, first, method, method.finished(evidence), seed, lengths, stages.seconds, warnings, watcher, why,
+        states, expected,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from shearling.cli import run
 from shearling.errors import ConstraintError, InputError, OutputError
 from shearling.methods import Paper, Surgeon
 from shearling.models.structure import structure_of
-from shearling.workflows import pruning
+from shearling.workflows import grid as grid_module
 from shearling.workflows import sweep as sweep_job
 from shearling.workflows.grid import Grid, grid_of
 from shearling.workflows.source import Source
@@ -55,7 +55,7 @@ def measurements(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         seen.append((kwargs["method"].name, kwargs["seed"]))
         return shearling.pipeline.measure(*args, **kwargs)
 
-    monkeypatch.setattr(pruning, "measure", counted)
+    monkeypatch.setattr(grid_module, "measure", counted)
     return seen
 
 

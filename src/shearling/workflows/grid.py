@@ -13,11 +13,11 @@ from shearling.errors import ConstraintError, InputError
 from shearling.evaluation.exam import Evaluation, Exam
 from shearling.methods import Method, method_of
 from shearling.methods.ranges import Shape
-from shearling.pipeline import Pruned
+from shearling.pipeline import Pruned, measure
 from shearling.target import Target
 from shearling.workflows.progress import quiet
-from shearling.workflows.pruning import measured, take
-from shearling.workflows.source import Loaded, Source
+from shearling.workflows.pruning import take
+from shearling.workflows.source import Loaded, Source, draw, labels_for
 
 N = TypeVar("N", int, float)
 SEEDS = 2**63  # what torch takes
@@ -145,7 +145,12 @@ def outcomes(
             wanted = [pair for pair in pairs if key(name, pair[0], seed) not in done]
             if not wanted:
                 continue
-            plan = measured(source, loaded, method, watcher, seed=seed)
+            here, examples = replace(source, seed=seed), loaded.examples
+            if seed != source.seed:
+                examples = draw(here, loaded, labels=labels_for(method))
+            plan = measure(
+                loaded.model, examples, **here.sampling, method=method, watcher=watcher, notes=loaded.notes
+            )  # fmt: skip
             for budget, target in wanted:
                 watcher("sweep", count, total)
                 point = Outcome(name, budget, seed)

@@ -159,14 +159,17 @@ def measure(
                 model, data, method=chosen, samples=samples, seed=seed, length=length, watcher=watch
             )  # fmt: skip
         from shearling.integrations.sentence_transformers import sentence_plan
-        from shearling.workflows.pruning import measure_source
-        from shearling.workflows.source import Source
+        from shearling.workflows.source import Source, check_early, labels_for, read_source
 
         source = Source(
             model, data, task, text_columns, label_column, max_length, None, samples, seed, device, dtype,
             trust_remote_code, length, None, None, pooling, tokenizer, prefix,
         )  # fmt: skip
-        plan, loaded = measure_source(source, chosen, watcher=watch)
+        check_early(source)
+        loaded = read_source(source, labels=labels_for(chosen), watcher=watch)
+        plan = pipeline.measure(
+            loaded.model, loaded.examples, **source.sampling, method=chosen, watcher=watch, notes=loaded.notes
+        )
         return plan if loaded.sentence is None else sentence_plan(plan, loaded.sentence)
 
 

@@ -14,7 +14,6 @@ import torch
 
 from shearling.checkpoint.companions import found_locally
 from shearling.checkpoint.load import read_record
-from shearling.checkpoint.pretrained import is_remote
 from shearling.checkpoint.record import add_curve, write_page
 from shearling.engine.distributed import on_first
 from shearling.engine.hooks import device_of, frozen
@@ -28,7 +27,7 @@ from shearling.latency.inputs import example_inputs, placed
 from shearling.latency.timing import device_name, in_turns, layer_shares
 from shearling.methods import Method
 from shearling.models.structure import structure_of
-from shearling.pipeline import Plan, Pruned, measure
+from shearling.pipeline import Pruned, measure
 from shearling.report.points import command_of, tried_chart
 from shearling.target import Target
 from shearling.workflows.progress import SCORED, quiet
@@ -37,7 +36,6 @@ from shearling.workflows.source import (
     Source,
     check_early,
     data_name,
-    draw,
     exam_of,
     folder_of,
     labels_for,
@@ -80,11 +78,16 @@ def prune_source(
         raise InputError("--limit is of use with --eval only: it is how many rows to score on.")
     loaded = read_source(source, labels=labels_for(method), scored=scored, watcher=watcher)
     exam = exam_of(source, loaded, evaluation, limit=limit) if scored else None
-    if drop is not None and exam is not None:
+    if drop is not None:
         target.check_fits(structure_of(loaded.model), method)
-        pruned = drop.meet(measured(source, loaded, method, watcher), target, exam, watcher)
+    plan = measure(
+        loaded.model, loaded.examples, **source.sampling, method=method, watcher=watcher, notes=loaded.notes,
+        target=target if drop is None else None,
+    )  # fmt: skip
+    if drop is not None and exam is not None:
+        pruned = drop.meet(plan, target, exam, watcher)
     else:
-        pruned = measured(source, loaded, method, watcher, target=target).meet(target)
+        pruned = plan.meet(target)
         if exam is not None:
             models = (loaded.model, pruned.model)
             both = [take(exam, model, watcher, stage) for model, stage in zip(models, SCORED, strict=True)]
@@ -96,40 +99,6 @@ def prune_source(
     if out is not None:
         keep(pruned, source, loaded, out, force=force)
     return pruned
-
-
-def measured(
-    source: Source,
-    loaded: Loaded,
-    method: Method,
-    watcher: Watcher = quiet,
-    *,
-    seed: int | None = None,
-    target: Target | None = None,
-) -> Plan:
-    """The measurement of a source: for one target, or for every budget; another seed draws another sample."""
-    if seed is not None and seed != source.seed:
-        source = replace(source, seed=seed)
-        loaded = replace(loaded, examples=draw(source, loaded, labels=labels_for(method)))
-    plan = measure(
-        loaded.model, loaded.examples, method=method, samples=source.samples, seed=source.seed, length=source.length,
-        watcher=watcher, target=target,
-    )  # fmt: skip
-    return replace(plan, warnings=[*plan.warnings, *remarks(loaded)])
-
-
-def measure_source(source: Source, method: Method, *, watcher: Watcher = quiet) -> tuple[Plan, Loaded]:
-    """Read a source and measure it."""
-    check_early(source)
-    loaded = read_source(source, labels=labels_for(method), watcher=watcher)
-    return measured(source, loaded, method, watcher), loaded
-
-
-def remarks(loaded: Loaded) -> list[str]:
-    """What a report has to say about how the model was read."""
-    if any(map(is_remote, (loaded.model, loaded.model.config, loaded.tokenizer))):
-        return ["code that came with the model was run (--trust-remote-code)"]
-    return []
 
 
 def take(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from shearling.checkpoint.pretrained import check_prunable, load_model, named_device
+from shearling.checkpoint.pretrained import check_prunable, is_remote, load_model, named_device
 from shearling.checkpoint.sentence import attach_pooling
 from shearling.data import Rows, as_rows, encode, find_task, infer_task, load_task_rows, read_rows
 from shearling.data.images import ImageOptions, reader_of
@@ -82,6 +82,11 @@ class Source:
         return {name: getattr(self, name) for name in names}
 
     @property
+    def sampling(self) -> dict[str, Any]:
+        """What is drawn from the examples, and how they are counted: keywords of `measure`."""
+        return {"samples": self.samples, "seed": self.seed, "length": self.length}
+
+    @property
     def examples_per_batch(self) -> int:
         """As asked for, or many on a GPU, which would idle otherwise, and few on a CPU."""
         return self.batch_size or (512 if named_device(self.device).type == "cuda" else 32)
@@ -107,6 +112,13 @@ class Loaded:
     rows: Rows | None = None
     examples: Any = None
     sentence: Any = None
+
+    @property
+    def notes(self) -> list[str]:
+        """What reports have to say about how the model was read."""
+        if any(map(is_remote, (self.model, self.model.config, self.tokenizer))):
+            return ["code that came with the model was run (--trust-remote-code)"]
+        return []
 
 
 def read_source(source: Source, *, labels: Labels, scored: bool = False, watcher: Watcher = quiet) -> Loaded:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,8 +97,8 @@ class Plan:
         """A smaller copy of the model that meets a target, which has been checked."""
         stages, teacher = Stages(self.watcher), self.structure
         limits = target.constraint.limits(teacher, self.lengths)
-        extra: dict[str, Any] = {} if self.expected is None else {"estimate": self.expected.to_json()}
         warnings: list[str] = []
+        latency: dict[str, Any] | None = None
         if target.latency is None:
             chosen, student = self._cut(limits, target.multiple_of or self._step, target.shape, stages)
         else:
@@ -113,7 +113,7 @@ class Plan:
                 stages=stages,
             )
             chosen, student, warnings = met.choice, met.student, met.warnings
-            limits, extra = [*limits, *met.limits], extra | {"latency": met.record}
+            limits, latency = [*limits, *met.limits], met.record
         cut = chosen.cut
         same, units = cut.teacher(teacher), cut.units_of(student, teacher)
         with stages("check"):
@@ -136,7 +136,8 @@ class Plan:
             stock=chosen.told,
             agreement=None if alike is None else alike.to_json(),
             polish=None if polished is None else polished.to_json(),
-            extra=extra,
+            latency=latency,
+            extra={} if self.expected is None else {"estimate": asdict(self.expected)},
         )
         return Pruned(student.model, cut.kept, report)
 

@@ -17,7 +17,7 @@ from shearling.costs import parameters, whole_macs
 from shearling.engine.hooks import device_of, frozen
 from shearling.errors import DataError
 from shearling.evaluation import metrics
-from shearling.evaluation.exam import Exam, make_exam, output_reader, predict
+from shearling.evaluation.exam import Exam, output_reader, predict
 from shearling.evaluation.flipped import Flipped, flipped
 from shearling.evaluation.scores import OutputReader, Predictions, Writer, score
 from shearling.latency.timing import Times, device_name, in_turns
@@ -27,7 +27,7 @@ from shearling.sample.read import sample_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from shearling.data import Batches, Rows, Task
+    from shearling.data import Batches
     from shearling.engine.progress import Watcher
 
 
@@ -99,54 +99,24 @@ class Side:
     """One of two models to compare.
 
     name    what to call it
-    reader  its tokenizer or processor
+    exam    the rows, as this model reads them
     folder  where its files are; None for a model in memory
     """
 
     name: str
     model: PreTrainedModel
-    reader: Any
+    exam: Exam
     folder: str | None = None
 
 
 def compare(
-    sides: Sequence[Side],
-    rows: Rows,
-    task: Task,
-    *,
-    limit: int | None = None,
-    batch_size: int = 32,
-    max_length: int | None = None,
-    text_columns: Sequence[str] | None = None,
-    label_column: str | None = None,
-    metric: str | None = None,
-    index: str | None = None,
-    prefix: str | None = None,
-    rounds: int = 15,
-    watcher: Watcher = lambda stage, done, total: None,
+    sides: Sequence[Side], *, rounds: int = 15, watcher: Watcher = lambda stage, done, total: None
 ) -> Comparison:
-    """Run both models on the rows. Scores need labels; agreement, sizes and times do not.
-
-    metric   one of the task's others, such as r@1
-    index    of a search: `dense` has the first model embed the passages for both
-    prefix   of an encoder-decoder's sources; by default that of its configuration
-    """
-    models = [side.model for side in sides]
-    exams = [
-        make_exam(
-            side.model, side.reader, rows, task, batch_size=batch_size, max_length=max_length,
-            text_columns=text_columns, label_column=label_column, limit=limit, metric=metric,
-            index=models[0] if index else None, prefix=prefix, teacher=models[0],
-        )
-        for side in sides
-    ]  # fmt: skip
-    taken = [
-        _Taken.of(exam, model, f"model {number}", watcher)
-        for number, (exam, model) in enumerate(zip(exams, models, strict=True), start=1)
-    ]
-    alike = _read_alike([side.reader for side in sides], taken)
-    agreed = agreement(taken[0].notes, taken[1].notes) if alike else None
-    changed = flipped(exams[0], taken[0].predictions, taken[1].predictions) if agreed else None
+    """Run both models on their rows. Scores need labels; agreement, sizes and times do not."""
+    models, exam = [side.model for side in sides], sides[0].exam
+    taken = [_Taken.of(side, f"model {number}", watcher) for number, side in enumerate(sides, start=1)]
+    agreed = agreement(taken[0].notes, taken[1].notes) if _read_alike(sides, taken) else None
+    changed = flipped(exam, taken[0].predictions, taken[1].predictions) if agreed else None
     # The middle batch, for they are sorted by length, without its labels.
     middle = [one.batches[len(one.batches) // 2] for one in taken]
     batches = [{name: tensor for name, tensor in batch.items() if name not in LABELS} for batch in middle]
@@ -161,7 +131,7 @@ def compare(
         for side, one, time, batch, count in zip(sides, taken, times, batches, macs, strict=True)
     ]  # fmt: skip
     return Comparison(
-        task.name, taken[0].metric, taken[0].examples, agreed, found[0].batch, device_name(device_of(models[0])),
+        exam.task.name, taken[0].metric, taken[0].examples, agreed, found[0].batch, device_name(device_of(models[0])),
         (found[0], found[1]), changed,
     )  # fmt: skip
 
@@ -179,7 +149,8 @@ class _Taken:
     predictions: Predictions | None
 
     @classmethod
-    def of(cls, exam: Exam, model: PreTrainedModel, stage: str, watcher: Watcher) -> _Taken:
+    def of(cls, side: Side, stage: str, watcher: Watcher) -> _Taken:
+        exam, model = side.exam, side.model
         notes: list[Tensor] = []
         seen: list[Batches] = []
         whole = output_reader(model)
@@ -219,9 +190,9 @@ def _classes(exam: Exam, notes: Sequence[Tensor], batches: Batches) -> Predictio
     return Predictions(made)
 
 
-def _read_alike(readers: Sequence[Any], taken: Sequence[_Taken]) -> bool:
+def _read_alike(sides: Sequence[Side], taken: Sequence[_Taken]) -> bool:
     """Whether both were given the same examples in the same order, in the same words where there are words."""
-    words: list[Any] = [getattr(reader, "get_vocab", dict)() for reader in readers]
+    words: list[Any] = [getattr(side.exam.encoder.tokenizer, "get_vocab", dict)() for side in sides]
     return bool(words[0] == words[1] and np.array_equal(taken[0].batches.order, taken[1].batches.order))
 
 

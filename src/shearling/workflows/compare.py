@@ -11,6 +11,7 @@ from shearling.engine.progress import Watcher
 from shearling.errors import InputError
 from shearling.evaluation.compare import Comparison, Side
 from shearling.evaluation.compare import compare as compare_sides
+from shearling.evaluation.exam import make_exam
 from shearling.pipeline import Pruned
 from shearling.workflows.progress import READING, ProgressLike, quiet, step, watching
 from shearling.workflows.source import Source, check_early, open_source, rows_of, task_of, text_columns_of
@@ -70,26 +71,28 @@ def compare_sources(source: Source, second: Any, *, limit: int | None = None, wa
         raise InputError(f"--index {source.index} is not known here; `dense` has the first embed the passages for both")
     check_early(source)
     watcher("load", 0, 2)
-    sides = []
+    names, opened = [], []
     for number, model in enumerate((source.model, second), start=1):
-        sides.append(_side(replace(source, model=model)))
+        pruned = isinstance(model, Pruned)
+        one = replace(source, model=model.model if pruned else model)
+        names.append("pruned" if pruned else one.name or type(model).__name__)  # a model in memory goes by its origin
+        opened.append(open_source(one))
         watcher("load", number, 2)
-    if sides[0].name == sides[1].name and not all(side.folder for side in sides):
-        sides = [replace(side, name=name) for side, name in zip(sides, ("first", "second"), strict=True)]
-    task = task_of(source, sides[0].model)
+    given = (source.model, second)
+    folders = [str(model) if isinstance(model, (str, os.PathLike)) else None for model in given]
+    if names[0] == names[1] and not all(folders):
+        names = ["first", "second"]
+    task, first = task_of(source, opened[0].model), opened[0].model
     with step(watcher, "read"):
         rows = rows_of(source.data, task, split="dev")
-    return compare_sides(
-        sides, rows, task, limit=limit, batch_size=source.batch_size or BATCH_SIZE, max_length=source.max_length,
-        text_columns=source.text_columns or text_columns_of(source.data), label_column=source.label_column,
-        metric=source.metric, index=source.index, prefix=source.prefix, watcher=watcher,
-    )  # fmt: skip
-
-
-def _side(source: Source) -> Side:
-    """One of the two, opened; a model in memory is called by its origin, and the result of pruning `pruned`."""
-    named, held = isinstance(source.model, (str, os.PathLike)), isinstance(source.model, Pruned)
-    source = replace(source, model=source.model.model) if held else source
-    loaded = open_source(source)
-    name = "pruned" if held else source.name or type(source.model).__name__
-    return Side(name, loaded.model, loaded.tokenizer, source.name if named else None)
+        exams = [
+            make_exam(
+                one.model, one.tokenizer, rows, task, limit=limit, batch_size=source.batch_size or BATCH_SIZE,
+                max_length=source.max_length, text_columns=source.text_columns or text_columns_of(source.data),
+                label_column=source.label_column, metric=source.metric, prefix=source.prefix, teacher=first,
+                index=first if source.index else None,
+            )
+            for one in opened
+        ]  # fmt: skip
+    models = [one.model for one in opened]
+    return compare_sides(list(map(Side, names, models, exams, folders)), watcher=watcher)

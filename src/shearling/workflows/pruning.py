@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ from shearling.evaluation.exam import Evaluation, Exam
 from shearling.evaluation.flipped import flipped
 from shearling.files import RECORD, check_writable
 from shearling.integrations.sentence_transformers import give_back
-from shearling.latency.inputs import example_inputs, placed
+from shearling.latency.inputs import example_inputs
 from shearling.latency.timing import device_name, in_turns, layer_shares
 from shearling.methods import Method
 from shearling.models.structure import structure_of
@@ -131,31 +131,28 @@ def with_scores(pruned: Pruned, exam: Exam, dense: Evaluation, score: Evaluation
 def changes(exam: Exam, dense: Evaluation, score: Evaluation) -> dict[str, Any] | None:
     """Examples that the two models answer differently, as the page takes them; None where there is nothing to tell."""
     found = flipped(exam, dense.predictions, score.predictions)
-    return None if found is None else found.to_json()
+    return None if found is None else asdict(found)
 
 
 def timed(pruned: Pruned, dense: PreTrainedModel, batch_size: int = 1, seq_len: int | None = None) -> Pruned:
     """The result with the time of both models, at the sample's mean length by default; a latency was timed already."""
     if pruned.report.latency is not None:
         return pruned
-    length = seq_len or pruned.report.mean_length
-    found = on_first(lambda: time_both(dense, pruned.model, batch_size, length))
-    return replace(pruned, report=replace(pruned.report, timing=found))
+    place, length = device_of(dense), round(seq_len or pruned.report.mean_length) or LENGTH
 
+    def time_both() -> dict[str, Any]:
+        inputs = example_inputs(dense, batch_size, length)
+        with frozen(dense), frozen(pruned.model), torch.inference_mode():
+            before, after = in_turns([partial(model, **inputs) for model in (dense, pruned.model)], place)
+            shares = layer_shares(structure_of(dense), partial(dense, **inputs), place)
+        return {
+            "device": device_name(place), "measured": after.median / before.median, "dense_ms": 1e3 * before.median,
+            "pruned_ms": 1e3 * after.median, "batch_size": batch_size, "seq_len": length,
+            "dtype": str(dense.dtype).removeprefix("torch."),
+            "threads": torch.get_num_threads() if place.type == "cpu" else None, "layer_time": shares,
+        }  # fmt: skip
 
-def time_both(dense: PreTrainedModel, pruned: PreTrainedModel, batch_size: int, length: float) -> dict[str, Any]:
-    """Both models in turns on the same random tokens: the record's `timing`."""
-    place = device_of(dense)
-    inputs = placed(example_inputs(dense, batch_size, round(length) or LENGTH), dense)
-    with frozen(dense), frozen(pruned), torch.inference_mode():
-        before, after = in_turns([partial(model, **inputs) for model in (dense, pruned)], place)
-        shares = layer_shares(structure_of(dense), partial(dense, **inputs), place)
-    return {
-        "device": device_name(place), "measured": after.median / before.median, "dense_ms": 1e3 * before.median,
-        "pruned_ms": 1e3 * after.median, "batch_size": batch_size, "seq_len": round(length) or LENGTH,
-        "dtype": str(dense.dtype).removeprefix("torch."),
-        "threads": torch.get_num_threads() if place.type == "cpu" else None, "layer_time": shares,
-    }  # fmt: skip
+    return replace(pruned, report=replace(pruned.report, timing=on_first(time_both)))
 
 
 def keep(pruned: Pruned, source: Source, loaded: Loaded, out: Path, *, force: bool = False) -> None:

@@ -95,17 +95,17 @@ class Plan:
     @fail_together()
     def meet(self, target: Target) -> Pruned:
         """A smaller copy of the model that meets a target, which has been checked."""
-        stages, teacher = Stages(self.watcher), self.structure
-        limits = target.constraint.limits(teacher, self.lengths)
+        stages, teacher, ratios = Stages(self.watcher), self.structure, target.constraint
+        limits = ratios.limits(teacher, self.lengths)
         warnings: list[str] = []
         latency: dict[str, Any] | None = None
-        if target.latency is None:
+        if ratios.latency is None:
             chosen, student = self._cut(limits, target.multiple_of or self._step, target.shape, stages)
         else:
             length = self.sample.mean_length if target.seq_len is None else target.seq_len
             step = target.multiple_of or self.method.filter_step
             met = meet(
-                target.latency,
+                ratios.latency,
                 target.times or table_for(teacher, target.batch_size, length, stages),
                 teacher,
                 lambda more: self._cut([*limits, *more], step, target.shape, stages),

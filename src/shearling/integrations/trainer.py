@@ -43,7 +43,7 @@ class PruneOnTrainEnd(TrainerCallback):
 
     def __init__(self, *, out: str | os.PathLike[str], force: bool = False, **options: Any) -> None:
         goals = {one.name for one in fields(Target)}
-        known = goals | inspect.signature(measure).parameters.keys() - {"model", "data", "target"}
+        known = goals | inspect.signature(measure).parameters.keys() - {"model", "data", "notes", "target"}
         unknown = sorted(options.keys() - known)
         if unknown:
             names = ", ".join(sorted(known))

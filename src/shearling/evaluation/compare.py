@@ -109,9 +109,7 @@ class Side:
     folder: str | None = None
 
 
-def compare(
-    sides: Sequence[Side], *, rounds: int = 15, watcher: Watcher = lambda stage, done, total: None
-) -> Comparison:
+def compare(sides: Sequence[Side], watcher: Watcher = lambda stage, done, total: None) -> Comparison:
     """Run both models on their rows. Scores need labels; agreement, sizes and times do not."""
     models, exam = [side.model for side in sides], sides[0].exam
     taken = [_Taken.of(side, f"model {number}", watcher) for number, side in enumerate(sides, start=1)]
@@ -121,7 +119,7 @@ def compare(
     middle = [one.batches[len(one.batches) // 2] for one in taken]
     batches = [{name: tensor for name, tensor in batch.items() if name not in LABELS} for batch in middle]
     watcher("time", 0, 1)
-    times = _times(models, batches, rounds)
+    times = _times(models, batches)
     watcher("time", 1, 1)
     samples = [sample_of(one.batches) for one in taken]
     macs = [whole_macs(model, s.some(1), s.mean_lengths) for model, s in zip(models, samples, strict=True)]
@@ -240,11 +238,11 @@ def disk_bytes(directory: str | None, model: PreTrainedModel) -> int:
     return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
-def _times(models: Sequence[PreTrainedModel], batches: Sequence[dict[str, Tensor]], rounds: int) -> list[Times]:
+def _times(models: Sequence[PreTrainedModel], batches: Sequence[dict[str, Tensor]]) -> list[Times]:
     """Each model on its own batch: the other's tokens may not be in its vocabulary."""
     runs = [
         partial(model, **{name: tensor.to(device_of(model)) for name, tensor in batch.items()})
         for model, batch in zip(models, batches, strict=True)
     ]
     with frozen(models[0]), frozen(models[1]), torch.inference_mode():
-        return in_turns(runs, device_of(models[0]), rounds=rounds)
+        return in_turns(runs, device_of(models[0]))

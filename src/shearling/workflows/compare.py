@@ -95,4 +95,4 @@ def compare_sources(source: Source, second: Any, *, limit: int | None = None, wa
             for one in opened
         ]  # fmt: skip
     models = [one.model for one in opened]
-    return compare_sides(list(map(Side, names, models, exams, folders)), watcher=watcher)
+    return compare_sides(list(map(Side, names, models, exams, folders)), watcher)

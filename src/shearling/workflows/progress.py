@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -32,14 +31,6 @@ def stages_of(method: Method, *, scored: bool = False, drop: bool = False) -> di
         return READING | {SCORED[0]: 5.0, "max-drop": 85.0}
     polish = {} if method.polish == "off" else {"polish": 60.0}
     return READING | dict(method.stages) | polish | {"check": 5.0} | (dict.fromkeys(SCORED, 20.0) if scored else {})
-
-
-def watcher_of(progress: ProgressLike, watcher: Watcher | None) -> ProgressLike:
-    """What to show; `watcher=` is the first edition's word for a callable `progress`."""
-    if watcher is None:
-        return progress
-    warnings.warn("watcher= is now called progress=; it takes the same function.", DeprecationWarning, stacklevel=3)
-    return watcher
 
 
 def quiet(stage: str, done: int, total: int) -> None:

@@ -16,7 +16,7 @@ from shearling.methods.ranges import Samples, Shape
 from shearling.pipeline import Plan, Pruned
 from shearling.target import TableLike, Target
 from shearling.workflows.given import Data, is_transformer, needs_reading, renamed
-from shearling.workflows.progress import READING, ProgressLike, stages_of, watcher_of, watching
+from shearling.workflows.progress import READING, ProgressLike, stages_of, watching
 
 
 def prune(
@@ -98,10 +98,11 @@ def prune(
     watcher, length  the old names of `progress` and `flops_length`
     """
     length = renamed("length", "flops_length", length, flops_length)
+    progress = renamed("watcher", "progress", watcher, progress)
     chosen = method_of(method)
     expected = stages_of(chosen, scored=eval is not None, drop=max_drop is not None)
     target = Target(flops, params, multiple_of, latency, table, correct, batch_size, seq_len, shape)
-    with watching(watcher_of(progress, watcher), expected) as watch:
+    with watching(progress, expected) as watch:
         if _ready(model, data) and eval is None and max_drop is None:
             target = target.checked()
             plan = pipeline.measure(
@@ -152,8 +153,9 @@ def measure(
     The parameters are those of `shearling.prune`.
     """
     length = renamed("length", "flops_length", length, flops_length)
+    progress = renamed("watcher", "progress", watcher, progress)
     chosen = method_of(method)
-    with watching(watcher_of(progress, watcher), READING | dict(chosen.stages)) as watch:
+    with watching(progress, READING | dict(chosen.stages)) as watch:
         if _ready(model, data):
             return pipeline.measure(
                 model, data, method=chosen, samples=samples, seed=seed, length=length, watcher=watch

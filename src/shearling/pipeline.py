@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,7 +137,7 @@ class Plan:
             agreement=None if alike is None else alike.to_json(),
             polish=None if polished is None else polished.to_json(),
             latency=latency,
-            extra={} if self.expected is None else {"estimate": asdict(self.expected)},
+            extra={} if self.expected is None else {"estimate": self.expected.to_json()},
         )
         return Pruned(student.model, cut.kept, report)
 

@@ -22,7 +22,7 @@ from shearling.exporters import onnx
 from shearling.exporters.formats import Job
 from shearling.exporters.inputs import CALIBRATION, Inputs, inputs_from_rows
 from shearling.latency.timing import in_turns
-from shearling.workflows.export_scores import FileModel
+from shearling.workflows.export import FileModel
 
 BUDGETS = (None, 0.5, 0.3)
 PRECISIONS = ("float32", "int8-dynamic", "int8-static")

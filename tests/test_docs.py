@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import re
@@ -214,34 +215,57 @@ PRUNE = "prune my-model --data reviews.jsonl --quiet"
 PROFILE = "profile my-model --batch-size 4 --seq-len 8 --seconds 2 --out table.json --quiet"
 WALKS = {  # by the first function of their list
     "cli.prune.prune": f"{PRUNE} --flops 0.5 --out small",
-    "workflows.target.Target.checked": f"{PRUNE} --latency 0.9 --table table.json --out fast",
+    "target.Target.checked": f"{PRUNE} --latency 0.9 --table table.json --out fast",
     "cli.sweep.sweep": "sweep my-model --data reviews.jsonl --eval reviews.jsonl --flops 0.5 --out curve --quiet",
 }
 
 
 def test_the_walks_name_the_functions_that_are_called(workshop: dict[str, Any]) -> None:
-    """CONTRIBUTING.md lists the functions on the way of three commands, in the order of their first calls."""
+    """CONTRIBUTING.md lists the functions on the way of three commands: in the order of their calls, none left out."""
     assert run(shlex.split(PROFILE)) == 0
     lists = [block.code.split("\n") for block in blocks_of(ROOT / "CONTRIBUTING.md") if block.language == "text"]
-    walks = [[line.split()[0] for line in lines if line] for lines in lists if lines[0].split()[0] in WALKS]
+    walks = [list(steps_of(lines)) for lines in lists if lines[0].split()[0] in WALKS]
     assert len(walks) == len(WALKS)
     for walk in walks:
-        called = iter(called_by(WALKS[walk[0]].split()))
-        missing = next((name for name in walk if name not in called), None)  # `in` moves on: the order counts
-        assert missing is None, f"{missing} is not called, or not at that place, by: shearling {WALKS[walk[0]]}"
+        command = WALKS[walk[0][0]]
+        called = iter(called_by(command.split()))
+        # `in` moves on: the order counts. The first lines of a list do not say who calls them.
+        missing = [step for step in walk if not any(step[0] == name and step[1] in (None, by) for name, by in called)]
+        assert not missing, f"{missing[0]} is not called so, or not at that place, by: shearling {command}"
 
 
-def called_by(words: list[str]) -> list[str]:
-    """The functions of the package that a command calls, each at its first call."""
+def steps_of(lines: list[str]) -> Iterator[tuple[str, str | None]]:
+    """(function, the one that calls it): the nearest line above that is indented less."""
+    above: list[tuple[int, str]] = []
+    for line in filter(None, lines):
+        name, depth = line.split()[0], len(line) - len(line.lstrip())
+        above = [(indent, caller) for indent, caller in above if indent < depth]
+        yield name, above[-1][1] if above else None
+        above.append((depth, name))
+
+
+def called_by(words: list[str]) -> list[tuple[str, str | None]]:
+    """The functions of the package that a command calls, each with its caller, in the order of these calls.
+
+    A function inside another one counts as part of it.
+    """
     package = str(Path(shearling.__file__).parent)
-    found: dict[str, None] = {}
+    found: dict[tuple[str, str | None], None] = {}
+
+    def name_of(frame: Any) -> str | None:
+        code = frame.f_code
+        if not code.co_filename.startswith(package) or code.co_flags & inspect.CO_NESTED:
+            return None
+        module = Path(code.co_filename).relative_to(package).with_suffix("")
+        owner = type(frame.f_locals["self"]).__name__ + "." if "self" in frame.f_locals else ""
+        return ".".join(module.parts) + f".{owner}{code.co_name}"
 
     def see(frame: Any, event: str, _: object) -> None:
-        code = frame.f_code
-        if event == "call" and code.co_filename.startswith(package):
-            module = Path(code.co_filename).relative_to(package).with_suffix("")
-            owner = type(frame.f_locals["self"]).__name__ + "." if "self" in frame.f_locals else ""
-            found.setdefault(".".join(module.parts) + f".{owner}{code.co_name}")
+        if event == "call" and (name := name_of(frame)) is not None:
+            caller = frame.f_back
+            while caller is not None and name_of(caller) is None:
+                caller = caller.f_back
+            found.setdefault((name, None if caller is None else name_of(caller)))
 
     before = sys.getprofile()
     sys.setprofile(see)

@@ -11,8 +11,9 @@ from shearling.engine.hooks import device_of
 from shearling.engine.memory import cut_batches, logits_per_token
 from shearling.estimate import estimate
 from shearling.models.structure import structure_of
-from shearling.pipeline import prune
+from shearling.pipeline import measure
 from shearling.sample.read import sample_of
+from shearling.target import Target
 from tiny import model_of
 
 
@@ -44,7 +45,9 @@ def test_a_run_says_what_it_will_take() -> None:
         def say(self, words: str) -> None:
             told.append(words)
 
-    pruned = prune(tiny_model("bert"), tiny_batches("bert"), flops=0.5, watcher=Watcher())
+    target = Target(flops=0.5)
+    plan = measure(tiny_model("bert"), tiny_batches("bert"), watcher=Watcher(), target=target)
+    pruned = plan.meet(target)
     assert told[0].startswith("estimate: about")
     assert pruned.report.to_json()["estimate"]["statistics"] > 0
 

@@ -13,8 +13,8 @@ SOURCE = Path(shearling.__file__).parent
 # From the bottom up: each may import itself and what stands before it.
 LAYERS = (
     "_version", "errors", "hidden", "files", "schema", "sample", "models", "engine", "costs", "surgeon", "paper",
-    "estimate", "methods",
-    "latency", "report", "checkpoint", "verify", "pipeline", "data", "evaluation", "exporters", "integrations",
+    "estimate", "methods", "latency", "target",
+    "report", "checkpoint", "verify", "pipeline", "data", "evaluation", "exporters", "integrations",
     "workflows", "cli",
 )  # fmt: skip
 ENTRANCES = {"__init__", "__main__"}  # what users import or run: they may see everything

@@ -198,12 +198,6 @@ def sequence_lengths(structure: Structure, sample: Sample) -> list[float]:
     return lengths
 
 
-def _tokens(batch: Batch) -> int | None:
-    """How many tokens an example of the batch has, where it is made of tokens."""
-    ids = batch.inputs.get("input_ids")
-    return None if ids is None or ids.dim() != 2 else ids.shape[1]
-
-
 def whole_macs(model: PreTrainedModel, batch: Batch, lengths: Mapping[str, float]) -> int:
     """Multiply-accumulates of the whole model for one example of about so many tokens, counted by running it.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shearling.checkpoint.plan import read_plan, write_plan
 from shearling.checkpoint.pruned import Pruned as Pruned
-from shearling.costs import Constraint, Counted, Limit, count_params, parameters, sequence_lengths
+from shearling.costs import Counted, Limit, count_params, parameters, sequence_lengths
 from shearling.engine.agreement import Agreement, Answers, agreement, answers, held_out
 from shearling.engine.decoder import with_targets
 from shearling.engine.distributed import fail_together, on_first, rank_and_world
@@ -25,13 +25,13 @@ from shearling.engine.precision import used_precision
 from shearling.engine.progress import Stages, Watcher
 from shearling.engine.teacher_states import TeacherStates
 from shearling.engine.warm_up import warm_up
-from shearling.errors import CheckpointError, DataError, InputError
+from shearling.errors import CheckpointError, ConstraintError, DataError, InputError
 from shearling.estimate import Estimate, estimate
-from shearling.latency.meet import TableLike, checked_table, meet, table_for
-from shearling.methods import Evidence, Method, Repaired, configured, method_of, settings_of
+from shearling.latency.meet import meet, table_for
+from shearling.methods import Evidence, Method, Repaired, asked, configured, method_of, settings_of
 from shearling.methods.layers import LayerOrder
-from shearling.methods.ranges import MOST_TOKENS, Samples, Shape, checked_multiple, checked_samples, checked_shape
-from shearling.methods.stock import Choice, check_shape, choose_stock, choose_uneven
+from shearling.methods.ranges import MOST_TOKENS, Samples, Shape, checked_samples
+from shearling.methods.stock import Choice, choose_stock
 from shearling.models.cut import Cut
 from shearling.models.digest import weights_digest_of
 from shearling.models.positions import positions_of
@@ -40,12 +40,11 @@ from shearling.report.record import Cost, Report
 from shearling.sample.batch import Batch
 from shearling.sample.read import accepted_by, sample_of
 from shearling.sample.sample import Sample
+from shearling.target import TableLike, Target
 from shearling.verify import check_cut, check_finite, check_tokens, prunable, self_check
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from shearling.latency.table import Table
 
 FEW = 64
 WIDE = 256  # filters of an FFN from which on rounding their number costs nothing
@@ -68,7 +67,6 @@ class Plan:
     states: TeacherStates | None = None  # kept for further budgets; None where only one is to come
     expected: Estimate | None = None  # what the run was said to take
 
-    @fail_together()
     def prune(
         self,
         *,
@@ -90,41 +88,32 @@ class Plan:
         multiple_of          round filter counts; by default to what the method asks for (surgeon: 8 in wide FFNs)
         shape                uneven, or stock: one width, one number of heads, maybe fewer layers; loads anywhere
         """
-        constraint = Constraint.of(flops=flops, params=params, latency=latency)
-        check_shape(checked_shape(shape), self.method, self.structure)
-        timed = checked_table(table, latency, self.structure)
-        return self._prune(constraint, timed, batch_size, seq_len, correct, multiple_of, shape)
+        target = Target(flops, params, multiple_of, latency, table, correct, batch_size, seq_len, shape).checked()
+        target.check_fits(self.structure, self.method)
+        return self.meet(target)
 
-    def _prune(
-        self,
-        constraint: Constraint,
-        table: Table | None,
-        batch_size: int,
-        seq_len: int | None,
-        correct: bool,
-        multiple_of: int | None,
-        shape: Shape,
-    ) -> Pruned:
-        stages = Stages(self.watcher)
-        teacher = self.structure
-        step = checked_multiple(multiple_of)
-        limits = constraint.limits(teacher, self.lengths)
-        extra: dict[str, Any] = {} if self.expected is None else {"estimate": self.expected.to_json()}
+    @fail_together()
+    def meet(self, target: Target) -> Pruned:
+        """A smaller copy of the model that meets a target, which has been checked."""
+        stages, teacher, ratios = Stages(self.watcher), self.structure, target.constraint
+        limits = ratios.limits(teacher, self.lengths)
         warnings: list[str] = []
-        if constraint.latency is None:
-            chosen, student = self._cut(limits, step or self._step, shape, stages)
+        latency: dict[str, Any] | None = None
+        if ratios.latency is None:
+            chosen, student = self._cut(limits, target.multiple_of or self._step, target.shape, stages)
         else:
-            length = self.sample.mean_length if seq_len is None else seq_len
+            length = self.sample.mean_length if target.seq_len is None else target.seq_len
+            step = target.multiple_of or self.method.filter_step
             met = meet(
-                constraint.latency,
-                table or table_for(teacher, batch_size, length, stages),
+                ratios.latency,
+                target.times or table_for(teacher, target.batch_size, length, stages),
                 teacher,
-                lambda more: self._cut([*limits, *more], step or self.method.filter_step, shape, stages),
-                correct=correct,
+                lambda more: self._cut([*limits, *more], step, target.shape, stages),
+                correct=target.correct,
                 stages=stages,
             )
             chosen, student, warnings = met.choice, met.student, met.warnings
-            limits, extra = [*limits, *met.limits], extra | {"latency": met.record}
+            limits, latency = [*limits, *met.limits], met.record
         cut = chosen.cut
         same, units = cut.teacher(teacher), cut.units_of(student, teacher)
         with stages("check"):
@@ -136,12 +125,21 @@ class Plan:
         polished = self._polish(student, cut.kept, stages)
         with stages("agreement"):
             alike = on_first(lambda: self._agreement(student))
-        report = replace(self._report(student, limits, stages, repairs, difference), shape=shape, stock=chosen.told)
-        if alike is not None:
-            report, warnings = replace(report, agreement=alike.to_json()), [*warnings, *alike.warnings]
-        if polished is not None:
-            report = replace(report, polish=polished.to_json())
-        return Pruned(student.model, cut.kept, replace(report, extra=extra, warnings=[*report.warnings, *warnings]))
+        report = self._report(
+            student,
+            limits,
+            repairs,
+            [*warnings, *(alike.warnings if alike else ())],
+            seconds={**self.seconds, **stages.seconds},
+            check=difference,
+            shape=target.shape,
+            stock=chosen.told,
+            agreement=None if alike is None else alike.to_json(),
+            polish=None if polished is None else polished.to_json(),
+            latency=latency,
+            extra={} if self.expected is None else {"estimate": self.expected.to_json()},
+        )
+        return Pruned(student.model, cut.kept, report)
 
     @cached_property
     def _held_out(self) -> tuple[Sample, Answers] | None:
@@ -169,11 +167,15 @@ class Plan:
 
     def _cut(self, limits: Sequence[Limit], multiple_of: int, shape: Shape, stages: Stages) -> tuple[Choice, Structure]:
         """Choose what stays, and make the student."""
-        given = (self.method, self.evidence, self.structure, limits)
+        given = (self.evidence, self.structure, limits)
+        how: dict[str, Any] = {"multiple_of": multiple_of, "stages": stages}
         if shape == "stock":
-            chosen = choose_stock(*given, self.lengths, order=self._layer_order, multiple_of=multiple_of, stages=stages)
+            chosen = choose_stock(self.method, *given, self.lengths, order=self._layer_order, **how)
         else:
-            chosen = choose_uneven(*given, multiple_of=multiple_of, stages=stages)
+            kept = self.method.choose(*given, **how)
+            if not any(len(units) for units in kept):
+                raise ConstraintError(f"{asked(limits)} leaves not a single unit in any layer; ask for more.")
+            chosen = Choice(Cut(kept))
         with stages("shrink"):
             return chosen, chosen.cut.student(self.structure)
 
@@ -232,22 +234,14 @@ class Plan:
         return write_plan(Path(path), header, self.method.pack(self.evidence))
 
     @cached_property
-    def _mean_length(self) -> float:
-        return sum(self.lengths) / len(self.lengths)
-
-    @cached_property
     def _counted(self) -> Counted:
         """The dense model's operations, counted once for all budgets."""
         return Counted.of(self.structure, self.sample, self.lengths)
 
     def _report(
-        self,
-        student: Structure,
-        limits: Sequence[Limit],
-        stages: Stages,
-        repairs: list[Repaired],
-        difference: float,
+        self, student: Structure, limits: Sequence[Limit], repairs: list[Repaired], warnings: list[str], **more: Any
     ) -> Report:
+        """The record; `more` are those of its fields that only the run knows."""
         dense, settings = self.structure, settings_of(self.method)
         if "precision" in settings:  # what the run really had
             settings["precision"] = used_precision(dense.model, self.method.precision)
@@ -261,16 +255,15 @@ class Plan:
             params_model=Cost(parameters(dense.model), parameters(student.model)),
             layers=student.sizes_in(dense),
             dense_layers=dense.sizes,
-            seconds={**self.seconds, **stages.seconds},
             seed=self.seed,
             examples=self.sample.examples,
             samples={"used": self.sample.examples, "given": self.sample.given, "why": self.why},
-            mean_length=self._mean_length,
+            mean_length=sum(self.lengths) / len(self.lengths),
             fingerprint=self.sample.fingerprint,
             model_type=dense.model.config.model_type,
             repairs=repairs,
-            check=difference,
-            warnings=[*self.sample.notes, *self.warnings, *self.method.concerns(repairs)],
+            warnings=[*self.sample.notes, *self.warnings, *self.method.concerns(repairs), *warnings],
+            **more,
         )
 
 
@@ -284,6 +277,8 @@ def measure(
     seed: int = 0,
     length: float | None = None,
     watcher: Watcher | None = None,
+    notes: Sequence[str] = (),
+    target: Target | None = None,
 ) -> Plan:
     """Look at the model once, over a sample of its data; the plan then prunes to any constraint.
 
@@ -292,40 +287,30 @@ def measure(
     samples  how many examples to draw from the data, by the seed; "auto" takes 2,048, or all where there are fewer
     length   tokens of an example, for counting FLOPs; by default the mean of the sample's, without padding
     watcher  called with (stage, done, total) as the work goes on
+    notes    what reports have to say about the model and its data
+    target   the only one to come, checked: fewer examples may then do on a CPU, and nothing is kept for others
     """
-    plan = _measure(prunable(model), data, method_of(method), samples, seed, length, watcher)
-    return replace(plan, states=TeacherStates.on(device_of(plan.structure.model)))
-
-
-def _measure(
-    structure: Structure,
-    data: Any,
-    method: Method,
-    samples: Samples,
-    seed: int,
-    length: float | None,
-    watcher: Watcher | None,
-    constraint: Constraint | None = None,
-) -> Plan:
-    """The measurement. Where only one constraint is to be met, on a CPU, it may stop at fewer examples."""
-    model = structure.model
+    structure, method, stages = prunable(model), method_of(method), Stages(watcher)
+    model, device = structure.model, device_of(structure.model)
+    if target is not None:
+        target.check_fits(structure, method)
     longest = positions_of(model.config) or MOST_TOKENS
     if length is not None and not 1 <= length <= longest:
         raise InputError(f"A length of {length} tokens makes no sense for this model; give 1 to {longest}.")
-    warm_up(device_of(model))
+    warm_up(device)
     sample = sample_of(data, limit=checked_samples(samples), accepted=accepted_by(model), seed=seed)
     check_tokens(model, sample)
     sample = with_targets(model, sample)
-    stages = Stages(watcher)
     lengths = sequence_lengths(structure, sample) if length is None else [length] * len(structure.sublayers)
     rank, world = rank_and_world()
     if sample.examples < world:
         raise DataError(f"The sample has {sample.examples} examples for {world} processes; every one needs some.")
 
     look = partial(method.measure, structure, seed=seed, stages=stages)
-    limits = [] if constraint is None or constraint.latency is not None else constraint.limits(structure, lengths)
+    # A latency's limits change while it is met.
+    limits = [] if target is None or target.latency is not None else target.constraint.limits(structure, lengths)
     first = sample
-    if samples == "auto" and limits and device_of(model).type == "cpu":
+    if samples == "auto" and limits and device.type == "cpu":
         first = sample.drawn(method.first_look(structure, sample), seed)
     expected = estimate(structure, first, lengths, min((limit.ratio for limit in limits), default=1.0))
     stages.say(str(expected))
@@ -334,49 +319,16 @@ def _measure(
         why = method.enough(evidence, structure, limits, lengths)
         if not why:
             evidence, first = look(sample.without(first).shard(rank, world), earlier=evidence), sample
-    warnings = []
+    warnings = list(notes)
     if first.examples < FEW:
         warnings.append(
             f"the sample has only {first.examples} examples; 2,048 are good, below {FEW} results vary a lot"
         )
-    evidence = method.finished(evidence)
+    states = TeacherStates.on(device) if target is None else None
     return Plan(
-        structure, first, method, evidence, seed, lengths, stages.seconds, warnings, watcher, why, expected=expected
+        structure, first, method, method.finished(evidence), seed, lengths, stages.seconds, warnings, watcher, why,
+        states, expected,
     )  # fmt: skip
-
-
-@fail_together()
-def prune(
-    model: PreTrainedModel,
-    data: Any,
-    *,
-    flops: float | None = None,
-    params: float | None = None,
-    latency: float | None = None,
-    table: TableLike = None,
-    batch_size: int = 1,
-    seq_len: int | None = None,
-    correct: bool = True,
-    method: str | Method = "surgeon",
-    multiple_of: int | None = None,
-    shape: Shape = "uneven",
-    samples: Samples = "auto",
-    seed: int = 0,
-    length: float | None = None,
-    watcher: Watcher | None = None,
-) -> Pruned:
-    """Prune once. The model is left untouched; the result holds a smaller copy.
-
-    >>> pruned = shearling.prune(model, batches, flops=0.5)  # doctest: +SKIP
-    """
-    constraint = Constraint.of(flops=flops, params=params, latency=latency)
-    checked_multiple(multiple_of)
-    structure = prunable(model)
-    chosen = method_of(method)
-    check_shape(checked_shape(shape), chosen, structure)
-    found = checked_table(table, latency, structure)
-    plan = _measure(structure, data, chosen, samples, seed, length, watcher, constraint)
-    return plan._prune(constraint, found, batch_size, seq_len, correct, multiple_of, shape)
 
 
 def load_plan(path: str | os.PathLike[str], model: PreTrainedModel, data: Any, *, samples: int | None = None) -> Plan:

@@ -244,7 +244,7 @@ def test_interruptions_and_surprises(prune: Any, tmp_path: Path, monkeypatch: py
         def fail(*args: object, error: BaseException = error, **kwargs: object) -> None:
             raise error
 
-        monkeypatch.setattr("shearling.pipeline.Plan._prune", fail)
+        monkeypatch.setattr("shearling.pipeline.Plan.meet", fail)
         code, out, err = prune("--flops", 0.5, "--out", tmp_path / "small", "--json")
         assert (code, out) == (expected, "")
         assert "Traceback" not in err
@@ -259,7 +259,7 @@ def test_ctrl_c_says_so(
     def interrupted(*args: object, **options: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("shearling.workflows.pruning.prune", interrupted)
+    monkeypatch.setattr("shearling.workflows.pruning.measure", interrupted)
     command = ["prune", str(dense), "--data", str(rows_file(tmp_path / "rows.jsonl")), "--flops", "0.5"]
     assert run([*command, "--out", str(tmp_path / "out"), "--device", "cpu"]) == 130
     assert "interrupted; nothing was left half-written" in capsys.readouterr().err

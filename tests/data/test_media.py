@@ -18,8 +18,9 @@ from shearling.checkpoint.pretrained import load_model
 from shearling.cli import run
 from shearling.data import as_rows, encode, read_rows
 from shearling.errors import DataError
+from shearling.exporters.table import FORMATS
 from shearling.workflows.compare import compare
-from shearling.workflows.export import example_inputs
+from shearling.workflows.export import Wanted
 
 PIL = pytest.importorskip("PIL.Image")
 RATE = 16000
@@ -134,7 +135,9 @@ def test_compare_retrain_and_export_from_a_folder_of_images(
     more = ["--eval", str(pictures), "--teacher", dense, "--epochs", "1", "--device", "cpu", "--json", "--quiet"]
     assert run(["retrain", half, *data, "--out", out, *more]) == 0
     assert json.loads(capsys.readouterr().out)["retrained"]["after"]["examples"] == 72
-    batches = example_inputs(load_model(half, device="cpu"), half, str(pictures), None)
+    wanted = Wanted(half, "onnx", FORMATS["onnx"], "float32", str(pictures))
+    wanted.read(load_model(half, device="cpu"))
+    batches = wanted.batches
     assert [tuple(batch["pixel_values"].shape[1:]) for batch in batches] == [(3, 16, 16)] * len(batches)
     assert list(batches[0]) == ["pixel_values"]
 

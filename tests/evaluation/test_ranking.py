@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shearling.evaluation.ranking import auc, ndcg, recall, reciprocal_rank
+from shearling.evaluation.metrics import auc, ndcg, recall, reciprocal_rank
 
 grades = st.lists(st.sampled_from([0.0, 0.0, 1.0, 2.0]), min_size=2, max_size=25).filter(lambda g: max(g) > 0)
 

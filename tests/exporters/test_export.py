@@ -18,7 +18,7 @@ from shearling.exporters.check import TOLERANCE, check
 from shearling.exporters.graph import reference
 from shearling.exporters.inputs import inputs_from_tokenizer
 from shearling.exporters.table import FORMATS, check_suits
-from shearling.workflows.export import example_inputs, export_model
+from shearling.workflows.export import export_model
 from tiny import batches_of, inputs_of, model_of
 
 
@@ -84,11 +84,11 @@ def test_quantisation_shrinks_the_file_and_stays_close(
     if way == "dynamic":
         quantise_dynamic(onnx_file[0], tmp_path / "int8.onnx")
     else:
-        calibration = example_inputs(load_model(str(pruned), device="cpu"), str(pruned), None, None)
+        calibration = inputs_from_tokenizer(load_model(str(pruned), device="cpu"), load_tokenizer(str(pruned)))
         quantise_static(onnx_file[0], tmp_path / "int8.onnx", calibration)
     assert (tmp_path / "int8.onnx").stat().st_size < onnx_file[0].stat().st_size
     model = load_model(str(pruned), device="cpu")
-    batches = example_inputs(model, str(pruned), None, None)
+    batches = inputs_from_tokenizer(model, load_tokenizer(str(pruned)))
     found = check(open_runner(tmp_path / "int8.onnx"), batches, reference(model, batches), precision=f"int8-{way}")
     assert 0 < found.mean < TOLERANCE[f"int8-{way}"]
 

@@ -118,7 +118,7 @@ def test_no_error_of_any_kind_loses_the_training(
     trainer = trainer_of(model_of("bert"), tmp_path)
     callback = shearling.PruneOnTrainEnd(out=tmp_path / "none", flops=0.5)
     trainer.add_callback(callback)
-    monkeypatch.setattr("shearling.integrations.trainer.prune", broken)
+    monkeypatch.setattr("shearling.integrations.trainer.measure", broken)
     trainer.train()
     assert trainer.state.global_step == 2
     assert callback.error is error

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 import shearling
-from shearling.report.page import compare_page, model_page, sweep_page
+from shearling.report.facts import facts_of
+from shearling.report.page import compare_page, model_page, sweep_page, top
 from shearling.report.points import command_of, grouped, pick
-from shearling.report.record import Report
 from tiny import batches_of, model_of
 
 VOID = {"meta", "br", "img", "line", "rect", "link", "input"}
@@ -121,8 +121,7 @@ def test_two_models_and_the_examples_they_disagree_on() -> None:
 
 
 def test_a_notebook_shows_the_top(record: dict[str, Any]) -> None:
-    report = Report.from_json(record)
-    shown = report._repr_html_()
+    shown = top(facts_of(record))
     Outline(shown)
     assert "of its FLOPs" in shown
     assert "<html" not in shown

@@ -17,11 +17,11 @@ from shearling.cli import run
 from shearling.errors import ConstraintError, InputError, TableError
 from shearling.methods import Surgeon
 from shearling.models.structure import structure_of
+from shearling.target import Target
 from shearling.workflows.evaluate import known_dense
 from shearling.workflows.max_drop import HIGHEST, Drop, Tried, drop_of, smallest
 from shearling.workflows.pruning import prune_source
 from shearling.workflows.source import Source
-from shearling.workflows.target import Target
 
 
 def tries(loss: Callable[[float], float], allowed: float) -> Callable[[float], tuple[float | None, Tried]]:

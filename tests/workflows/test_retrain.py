@@ -20,10 +20,10 @@ from shearling.cli import run
 from shearling.errors import CheckpointError, InputError, ModelError, OutputError
 from shearling.methods import Surgeon
 from shearling.report.text import plain
+from shearling.target import Target
 from shearling.workflows.pruning import prune_source
 from shearling.workflows.retrain import retrain_source, write_retrained
 from shearling.workflows.source import Source
-from shearling.workflows.target import Target
 from shearling.workflows.training import Recipe, check_alone, distillation_loss
 
 RECIPE = Recipe(epochs=3, lr=2e-3, batch_size=16)

@@ -16,7 +16,7 @@ from shearling.cli import run
 from shearling.errors import ConstraintError, InputError, OutputError
 from shearling.methods import Paper, Surgeon
 from shearling.models.structure import structure_of
-from shearling.workflows import pruning
+from shearling.workflows import grid as grid_module
 from shearling.workflows import sweep as sweep_job
 from shearling.workflows.grid import Grid, grid_of
 from shearling.workflows.source import Source
@@ -55,7 +55,7 @@ def measurements(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         seen.append((kwargs["method"].name, kwargs["seed"]))
         return shearling.pipeline.measure(*args, **kwargs)
 
-    monkeypatch.setattr(pruning, "measure", counted)
+    monkeypatch.setattr(grid_module, "measure", counted)
     return seen
 
 
@@ -110,17 +110,17 @@ def test_an_interrupted_sweep_goes_on(
 
 def stop_after(patch: pytest.MonkeyPatch, points: int) -> None:
     """Ctrl-C while the point after these is being pruned."""
-    real: Callable[..., Any] = shearling.pipeline.Plan.prune
+    real: Callable[..., Any] = shearling.pipeline.Plan.meet
     count = 0
 
-    def prune(*args: Any, **kwargs: Any) -> Any:
+    def meet(*args: Any, **kwargs: Any) -> Any:
         nonlocal count
         count += 1
         if count > points:
             raise KeyboardInterrupt
         return real(*args, **kwargs)
 
-    patch.setattr(shearling.pipeline.Plan, "prune", prune)
+    patch.setattr(shearling.pipeline.Plan, "meet", meet)
 
 
 def test_stock_shapes_may_be_swept_and_are_a_sweep_of_their_own(place: Path, tmp_path: Path) -> None:

@@ -28,16 +28,11 @@ def base_of(folder: Path) -> str | None:
 
 def add_evaluation(folder: Path, evaluation: dict[str, Any]) -> dict[str, Any]:
     """Write a score into the record and the model card; a later one of the same task takes its place."""
-    return _add(folder, "evaluations", "task", evaluation)
+    return add_entry(folder, "evaluations", evaluation, key="task")
 
 
-def add_export(folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
-    """Write an exported file into the record and the model card; a later one of the same file takes its place."""
-    return _add(folder, "exports", "out", entry)
-
-
-def _add(folder: Path, field: str, key: str, entry: dict[str, Any]) -> dict[str, Any]:
-    """Add to a field of the record; `key` tells which entry of the field is replaced."""
+def add_entry(folder: Path, field: str, entry: dict[str, Any], *, key: str) -> dict[str, Any]:
+    """Write an entry of a field into record and card, in the place of an earlier one with the same key."""
     record = read_record(folder)
     others = [other for other in record.get(field, []) if other.get(key) != entry[key]]
     return _update(folder, record, {field: [*others, entry]})
@@ -66,10 +61,3 @@ def write_page(record: dict[str, Any], folder: Path | str, path: Path, *, force:
 
     check_file(path, force=force)
     write_whole(path, model_page(record, directory=str(folder)))
-
-
-def write_comparison(found: dict[str, Any], path: Path) -> None:
-    """What `compare --json` prints as one HTML file."""
-    from shearling.report.page import compare_page
-
-    write_whole(path, compare_page(found))

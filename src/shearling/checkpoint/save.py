@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,45 +33,36 @@ def save(
     source    where tokenizer and other files come from
     sentence  the SentenceTransformer or CrossEncoder that the model is part of: its own modules are saved too
     """
-    target = Path(directory)
-    on_first(partial(_write, model, kept, report, target, source, sentence, force=force))
-    return target
-
-
-def _write(
-    model: PreTrainedModel,
-    kept: Sequence[Tensor],
-    report: dict[str, Any],
-    target: Path,
-    source: Any,
-    sentence: Any,
-    *,
-    force: bool,
-) -> None:
     from shearling.checkpoint.card import carried_over, model_card, source_facts
 
+    target = Path(directory)
     name = getattr(model.config, "_name_or_path", None) or None
     architecture = type(model).__name__
-    with whole_directory(target, force=force, keep=(source, name)) as folder:
-        if sentence is not None:
-            with quiet_transformers():
-                sentence.save_pretrained(str(folder), create_model_card=False)
-        if getattr(model.config, "shearling", None):  # a stock shape needs no file of ours to load
-            model.config.auto_map = _auto_map(model)  # and so saving it writes the files that this points to
-        with quiet_transformers(notes=True):
-            model.save_pretrained(folder)
-        has_tokenizer = write_companions(source, model, folder)
-        record = report | {
-            "base": _base(source, name, folder),
-            "architecture": architecture,
-            "auto_class": _auto_class(model),
-            "own_class": _own_class(model),
-            "tokenizer": has_tokenizer,
-            "card": carried_over(source_facts(source, name), architecture),
-            "kept": [units.tolist() for units in kept],
-        }
-        (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        (folder / "README.md").write_text(model_card(record), encoding="utf-8")
+
+    def write() -> None:
+        with whole_directory(target, force=force, keep=(source, name)) as folder:
+            if sentence is not None:
+                with quiet_transformers():
+                    sentence.save_pretrained(str(folder), create_model_card=False)
+            if getattr(model.config, "shearling", None):  # a stock shape needs no file of ours to load
+                model.config.auto_map = _auto_map(model)  # and so saving it writes the files that this points to
+            with quiet_transformers(notes=True):
+                model.save_pretrained(folder)
+            has_tokenizer = write_companions(source, model, folder)
+            record = report | {
+                "base": _base(source, name, folder),
+                "architecture": architecture,
+                "auto_class": _auto_class(model),
+                "own_class": _own_class(model),
+                "tokenizer": has_tokenizer,
+                "card": carried_over(source_facts(source, name), architecture),
+                "kept": [units.tolist() for units in kept],
+            }
+            (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            (folder / "README.md").write_text(model_card(record), encoding="utf-8")
+
+    on_first(write)
+    return target
 
 
 def _base(source: Any, name: str | None, folder: Path) -> str | None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from safetensors.torch import load_file
 from torch import Tensor
 
 from shearling import schema
@@ -97,38 +99,50 @@ def read_pooling(name: str) -> Pooling | None:
         return None if config is None else Pooling(modes_of(config, POOLING))
     if not is_embedder(name):
         return None
-    settings = _read(name, SETTINGS) or {}
+    parts = []
+    for module in modules:
+        kind, path = _kind(module), module.get("path", "")
+        weights = _find(name, f"{path}/model.safetensors") if kind == "Dense" else None
+        read = kind in ("Pooling", "Dense")
+        config = (_read(name, f"{path}/config.json") or {}) if read else {}
+        parts.append(Part(kind, config, None if weights is None else load_file(weights), f"{path} of {name}"))
+    return pooling_of_parts(parts, _read(name, SETTINGS) or {}, _max_length(name, modules))
+
+
+class Part(NamedTuple):
+    """A module of sentence-transformers: its class, its configuration, its weights where there are some, its place."""
+
+    kind: str
+    config: Mapping[str, Any]
+    weights: Mapping[str, Tensor] | None
+    where: str
+
+
+def pooling_of_parts(parts: Iterable[Part], settings: Mapping[str, Any], max_length: int | None) -> Pooling | None:
+    """How the modules after the transformer make embeddings; None where they do not, as in a CrossEncoder."""
     modes: tuple[Mode, ...] | None = None
     dense: list[Projection] = []
     normalize = False
-    for module in modules:
-        kind, path = _kind(module), module.get("path", "")
-        if kind == "Pooling":
-            config = _read(name, f"{path}/config.json") or {}
-            modes = modes_of(config, f"{path}/config.json")
-            if config.get("include_prompt") is False:
-                _log.warning("%s leaves its prompts out of the pooling; shearling pools them too", name)
-        elif kind == "Normalize":
+    for part in parts:
+        if part.kind == "Pooling":
+            modes = modes_of(part.config, part.where)
+            if part.config.get("include_prompt") is False:
+                _log.warning("%s leaves prompts out of the pooling; shearling pools them too", part.where)
+        elif part.kind == "Normalize":
             normalize = True
-        elif kind == "Dense":
-            dense.append(_projection(name, path))
-        elif kind not in ("Transformer", *_IGNORED):
-            _log.warning("%s has a module %s after its pooling, which shearling leaves out of its scores", name, kind)
+        elif part.kind == "Dense" and modes is not None:
+            dense.append(_projection(part))
+        elif part.kind not in ("Transformer", "Dense", *_IGNORED):
+            _log.warning("%s is a %s, which shearling leaves out of its scores", part.where, part.kind)
     if modes is None:
         return None
     prompts = {str(key): str(text) for key, text in (settings.get("prompts") or {}).items() if text is not None}
-    return Pooling(
-        modes=modes,
-        normalize=normalize,
-        similarity=str(settings.get("similarity_fn_name") or "cosine"),
-        dense=tuple(dense),
-        prompts=prompts,
-        default=settings.get("default_prompt_name"),
-        max_length=_max_length(name, modules),
-    )
+    similarity = str(settings.get("similarity_fn_name") or "cosine")
+    default = settings.get("default_prompt_name")
+    return Pooling(modes, normalize, similarity, tuple(dense), prompts, default, max_length)
 
 
-def modes_of(config: dict[str, Any], where: str) -> tuple[Mode, ...]:
+def modes_of(config: Mapping[str, Any], where: str) -> tuple[Mode, ...]:
     """The modes of a Pooling module's configuration, in either way of writing them."""
     given = config.get("pooling_mode")
     if given is None:
@@ -140,18 +154,14 @@ def modes_of(config: dict[str, Any], where: str) -> tuple[Mode, ...]:
     return tuple(_MODES[name][0] for name in names)
 
 
-def _projection(name: str, path: str) -> Projection:
+def _projection(part: Part) -> Projection:
     """A Dense module; its weights come from safetensors only, for the other format is a pickle."""
-    from safetensors.torch import load_file
-
-    config = _read(name, f"{path}/config.json") or {}
-    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
-    weights = _find(name, f"{path}/model.safetensors")
-    if weights is None or activation not in ACTIVATIONS or config.get("use_residual"):
-        why = "no model.safetensors" if weights is None else f"activation {activation}, which shearling does not know"
-        raise ModelError(f"{path} of {name} has {why}; give pooling= to score without it (--pooling mean).")
-    tensors: dict[str, Tensor] = load_file(weights)
-    return Projection(tensors["linear.weight"], tensors.get("linear.bias"), activation)
+    activation = str(part.config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
+    if part.weights is None or activation not in ACTIVATIONS or part.config.get("use_residual"):
+        unknown = f"activation {activation} (or a residual), which shearling does not know"
+        why = "no model.safetensors" if part.weights is None else unknown
+        raise ModelError(f"{part.where} has {why}; give pooling= to score without it (--pooling mean).")
+    return Projection(part.weights["linear.weight"], part.weights.get("linear.bias"), activation)
 
 
 def _max_length(name: str, modules: list[dict[str, Any]]) -> int | None:

@@ -43,11 +43,12 @@ def compare(
     as_json: o.Json = False,
 ) -> None:
     """Compare two models on the same data: agreement, score, size, FLOPs and latency side by side."""
-    from shearling.checkpoint.record import write_comparison
-    from shearling.cli.console import emit, print_facts, say, watching
-    from shearling.files import check_file
+    from shearling.cli.console import emit, print_facts, say
+    from shearling.files import check_file, write_whole
     from shearling.report.facts import facts_of_comparison
+    from shearling.report.page import compare_page
     from shearling.workflows.compare import STAGES, compare_sources
+    from shearling.workflows.progress import watching
     from shearling.workflows.source import Source
 
     if html is not None:
@@ -58,10 +59,10 @@ def compare(
         trust_remote_code=trust_remote_code, metric=metric, index=index, pooling=pooling, prefix=prefix,
         images=o.images(image_size, mean, std),
     )  # fmt: skip
-    with watching(STAGES, quiet=quiet) as watcher:
+    with watching(not quiet, STAGES) as watcher:
         result = compare_sources(source, second, limit=limit, watcher=watcher)
     if html is not None:
-        write_comparison(result.to_json(), html)
+        write_whole(html, compare_page(result.to_json()))
         say(f"page written to {html}", quiet=quiet)
     if as_json:
         emit(result.to_json())

@@ -25,12 +25,13 @@ def demo(
     as_json: o.Json = False,
 ) -> None:
     """Prune a real sentence encoder on this machine and let it search on the index of the original."""
-    from shearling.cli.console import emit, say, watching
+    from shearling.cli.console import emit, say
     from shearling.workflows.demo import STAGES
     from shearling.workflows.demo import demo as run
+    from shearling.workflows.progress import watching
 
     say("all-MiniLM-L6-v2, calibrated on Python's own documentation", quiet=quiet or as_json)
-    with watching(STAGES, quiet=quiet) as watcher:
+    with watching(not quiet, STAGES) as watcher:
         result = run(out, flops=flops, samples=samples, seed=seed, force=force, watcher=watcher)
     if as_json:
         emit(result.to_json())

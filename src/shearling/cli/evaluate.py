@@ -40,9 +40,10 @@ def evaluate(
     as_json: o.Json = False,
 ) -> None:
     """Score MODEL, dense or pruned, on labelled data."""
-    from shearling.cli.console import emit, print_facts, watching
+    from shearling.cli.console import emit, print_facts
     from shearling.report.facts import facts_of_score
     from shearling.workflows.evaluate import STAGES, evaluate_source, record_evaluation
+    from shearling.workflows.progress import watching
     from shearling.workflows.source import Source
 
     source = Source(
@@ -50,7 +51,7 @@ def evaluate(
         trust_remote_code=trust_remote_code, metric=metric, index=index, pooling=pooling, prefix=prefix,
         images=o.images(image_size, mean, std),
     )  # fmt: skip
-    with watching(STAGES, quiet=quiet) as watcher:
+    with watching(not quiet, STAGES) as watcher:
         score = record_evaluation if record else evaluate_source
         result = score(source, limit=limit, compiled=compiled, watcher=watcher)
     if as_json:

@@ -54,13 +54,14 @@ def export(
     as_json: o.Json = False,
 ) -> None:
     """Write MODEL, dense or pruned, for another engine, checked against PyTorch."""
-    from shearling.cli.console import emit, tell, watching
+    from shearling.checkpoint.pretrained import load_model
+    from shearling.cli.console import emit, tell
     from shearling.exporters.result import describe
-    from shearling.exporters.table import describe_list
-    from shearling.workflows.export import STAGES, export_model, list_formats, precision_of
+    from shearling.exporters.table import describe_list, suitable
+    from shearling.workflows.export import export as write
 
     if format_ == "list":
-        found = list_formats(model, trust_remote_code=trust_remote_code)
+        found = suitable(load_model(model, device="cpu", trust_remote_code=trust_remote_code))
         if as_json:
             emit({"model": model, "formats": [row.to_json() for row in found]})
         else:
@@ -68,21 +69,10 @@ def export(
         return
     if out is None:
         raise typer.BadParameter("say where to write to", param_hint="--out")
-    precision = precision_of(fp16=fp16, int8=int8, quantise=quantise, dtype=dtype)
-    with watching(STAGES, quiet=quiet) as watcher:
-        result = export_model(
-            model,
-            out,
-            format=format_,
-            precision=precision,
-            data=data,
-            task=task,
-            eval=eval_,
-            dense=dense,
-            force=force,
-            trust_remote_code=trust_remote_code,
-            watcher=watcher,
-        )
+    result = write(
+        model, out, format=format_, fp16=fp16, int8=int8, quantise=quantise, dtype=dtype, data=data, task=task,
+        eval=eval_, dense=dense, trust_remote_code=trust_remote_code, force=force, progress=not quiet,
+    )  # fmt: skip
     if as_json:
         emit(result.to_json())
     else:

@@ -36,11 +36,12 @@ def profile(
     as_json: o.Json = False,
 ) -> None:
     """Time MODEL's own layers here, with fewer and fewer units, for `prune --latency`."""
-    from shearling.cli.console import emit, say, tell, watching
+    from shearling.cli.console import emit, say, tell
     from shearling.workflows.profile import STAGES, profile_source
+    from shearling.workflows.progress import watching
 
     spent = o.renamed("--budget", "--seconds", budget, seconds) or 60.0
-    with watching(STAGES, quiet=quiet) as watcher:
+    with watching(not quiet, STAGES) as watcher:
         table = profile_source(
             model, out=out, picture=plot, force=force, batch_size=batch_size, seq_len=seq_len, device=device,
             dtype=dtype, threads=threads, runtime=runtime, seconds=spent, trust_remote_code=trust_remote_code,

@@ -103,16 +103,16 @@ def prune(
     trust_remote_code: o.TrustRemoteCode = False,
 ) -> None:
     """Prune MODEL to a constraint, without retraining, and write a smaller model directory."""
-    from shearling.cli.console import emit, print_facts, say, warn, watching
+    from shearling.cli.console import emit, print_facts, say, warn
     from shearling.files import check_file
     from shearling.methods.ranges import checked_shape
     from shearling.report.facts import facts_of
+    from shearling.target import Target
     from shearling.workflows.max_drop import describe_drop, drop_of
     from shearling.workflows.method import method_from
-    from shearling.workflows.progress import stages_of
+    from shearling.workflows.progress import stages_of, watching
     from shearling.workflows.pruning import prune_source, write_report
     from shearling.workflows.source import Source
-    from shearling.workflows.target import Target
 
     if out is None and not dry_run:
         raise typer.BadParameter("say where to write the pruned model, or use --dry-run", param_hint="--out")
@@ -132,7 +132,7 @@ def prune(
     }  # fmt: skip
     chosen = method_from(method, flags, settings or ())
     expected = stages_of(chosen, scored=evaluation is not None, drop=max_drop is not None)
-    with watching(expected, quiet=quiet) as watcher:
+    with watching(not quiet, expected) as watcher:
         pruned = prune_source(
             source,
             Target(flops, params, multiple_of, latency, table, correct, batch_size or 1, seq_len, checked_shape(shape)),

@@ -38,7 +38,8 @@ def retrain(
     as_json: o.Json = False,
 ) -> None:
     """Retrain a pruned model on labelled data; an interrupted run goes on where it stopped."""
-    from shearling.cli.console import emit, say, tell, watching
+    from shearling.cli.console import emit, say, tell
+    from shearling.workflows.progress import watching
     from shearling.workflows.retrain import STAGES, retrain_source
     from shearling.workflows.source import Source
     from shearling.workflows.training import Recipe
@@ -48,7 +49,7 @@ def retrain(
         device=device, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     recipe = Recipe(epochs, lr, batch_size, seed, alpha, temperature)
-    with watching(STAGES, quiet=quiet) as watcher:
+    with watching(not quiet, STAGES) as watcher:
         record = retrain_source(
             source, recipe, out, teacher=teacher, evaluation=evaluation, limit=limit, force=force, watcher=watcher
         )

@@ -56,9 +56,10 @@ def sweep(
     as_json: o.Json = False,
 ) -> None:
     """Prune MODEL to many budgets by several methods, score each, and draw the curve; goes on where it was stopped."""
-    from shearling.cli.console import emit, tell, watching
+    from shearling.cli.console import emit, tell
     from shearling.methods.ranges import checked_shape
     from shearling.workflows.grid import grid_of
+    from shearling.workflows.progress import watching
     from shearling.workflows.source import Source
     from shearling.workflows.sweep import STAGES, describe_planned, describe_sweep, planned, sweep_source
 
@@ -73,7 +74,7 @@ def sweep(
     if dry_run:
         record, describe = planned(source, grid, evaluation=evaluation, limit=limit), describe_planned
     else:
-        with watching(STAGES, quiet=quiet) as watcher:
+        with watching(not quiet, STAGES) as watcher:
             record = sweep_source(
                 source, grid, out, evaluation=evaluation, limit=limit, save=save, timing=timing, force=force,
                 watcher=watcher,

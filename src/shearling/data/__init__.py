@@ -17,7 +17,7 @@ encode.py     Rows -> a sample of batches
 from shearling.data.batches import Batches, Tensors
 from shearling.data.encode import encode
 from shearling.data.files import read_rows
-from shearling.data.hub import load_rows, load_task_rows
+from shearling.data.hub import load_task_rows
 from shearling.data.rows import Rows, as_rows
 from shearling.data.tasks import TASKS, Task, find_task, infer_task
 
@@ -31,7 +31,6 @@ __all__ = [
     "encode",
     "find_task",
     "infer_task",
-    "load_rows",
     "load_task_rows",
     "read_rows",
 ]

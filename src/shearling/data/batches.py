@@ -43,12 +43,6 @@ class Batches(list[Tensors]):
         self.order = order
 
 
-def make_batches(examples: Tokenized, *, pad_id: int, batch_size: int, bucket: bool = True) -> Batches:
-    """Pad to the longest of each batch; `bucket` puts examples of similar length together, the longest first."""
-    lengths = [len(ids) for ids in examples.tokens["input_ids"]] if bucket else None
-    return cut(examples, batch_size, lengths, lambda some: _pad(some, pad_id))
-
-
 def cut(
     examples: Tokenized, batch_size: int, lengths: Sequence[int] | None, stack: Callable[[Tokenized], Tensors]
 ) -> Batches:
@@ -60,7 +54,8 @@ def cut(
     return Batches([stack(examples.select(chunk)) for chunk in chunks], order)
 
 
-def _pad(examples: Tokenized, pad_id: int) -> Tensors:
+def padded(examples: Tokenized, pad_id: int) -> Tensors:
+    """One batch, as long as its longest example."""
     # On the right for every model: positions then count from the first real token, also in decoders.
     fill = {"input_ids": pad_id, "decoder_input_ids": pad_id, "labels": IGNORED}
     batch: Tensors = {}

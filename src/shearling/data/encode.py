@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shearling.data.batches import Batches
-from shearling.data.encoder import Labels, blocks, make_encoder
+from shearling.data.encoder import Reading, blocks, make_encoder
 from shearling.data.rows import Rows
 from shearling.data.tasks import Task
 from shearling.errors import InputError
-from shearling.models.pooling import GUESS, Pooling
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from typing_extensions import Unpack
 
 _log = logging.getLogger(__name__)
 
@@ -31,37 +30,17 @@ def encode(
     max_length: int | None = None,
     batch_size: int = 32,
     samples: int | None = None,
-    seed: int = 0,
-    labels: Labels = "require",
-    text_columns: Sequence[str] | None = None,
-    label_column: str | None = None,
     bucket: bool = True,
-    pooling: Pooling = GUESS,
-    model: Any = None,
-    prefix: str | None = None,
+    **reading: Unpack[Reading],
 ) -> Batches:
     """Draw `samples` examples without replacement and make batches that the model's forward takes as they are.
 
     An example is one model input: a text, a pair, a window of a long context, or a block of running text.
-    `pooling` is an embedding model's own: its prompts come before the texts. `model` and `prefix` are of an
-    encoder-decoder: what its decoder reads, and what comes before its sources.
     """
     if samples is not None and samples < 1:
         raise InputError(f"{samples} samples were asked for; ask for at least 1")
-    encoder = make_encoder(
-        tokenizer,
-        task,
-        model_config,
-        max_length=max_length,
-        labels=labels,
-        text_columns=text_columns,
-        label_column=label_column,
-        seed=seed,
-        pooling=pooling,
-        model=model,
-        prefix=prefix,
-    )
-    rng = np.random.default_rng(seed)
+    encoder = make_encoder(tokenizer, task, model_config, max_length=max_length, **reading)
+    rng = np.random.default_rng(encoder.seed)
     if encoder.task.kind == "lm" and samples is not None:
         rows = rows.select(rng.permutation(len(rows)))
         examples = blocks(encoder, rows, at_most=samples)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-from shearling.data.batches import Batches, Tokenized, make_batches
+from shearling.data.batches import Batches, Tokenized, cut, padded
 from shearling.data.columns import (
     find_label_column,
     find_text_columns,
@@ -30,6 +30,7 @@ from shearling.sample.batch import IGNORED
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
+    from typing_extensions import Unpack
 
 Labels = Literal["require", "optional", "ignore"]
 
@@ -83,8 +84,9 @@ class Encoder:
         return self._without_unknown_inputs(_tokenize_texts(self, [prompt + text for text in texts]))
 
     def batches(self, examples: Tokenized, batch_size: int, *, bucket: bool = True) -> Batches:
-        """Pad and stack."""
-        return make_batches(examples, pad_id=self.pad_id, batch_size=batch_size, bucket=bucket)
+        """Pad and stack; `bucket` puts examples of similar length together, the longest first."""
+        lengths = [len(ids) for ids in examples.tokens["input_ids"]] if bucket else None
+        return cut(examples, batch_size, lengths, lambda some: padded(some, self.pad_id))
 
     def _without_unknown_inputs(self, examples: Tokenized) -> Tokenized:
         """Drop token types where the model has no embeddings for two of them, whatever its tokenizer gives."""
@@ -93,41 +95,37 @@ class Encoder:
         return Tokenized({n: t for n, t in examples.tokens.items() if n != "token_type_ids"}, examples.values)
 
 
+class Reading(TypedDict, total=False):
+    """How rows are read: the fields of an `Encoder` that have a default."""
+
+    labels: Labels
+    text_columns: Sequence[str] | None
+    label_column: str | None
+    seed: int
+    pooling: Pooling
+    model: Any
+    prefix: str | None
+
+
 def make_encoder(
     tokenizer: PreTrainedTokenizerBase,
     task: Task | str,
     config: PretrainedConfig,
     *,
     max_length: int | None = None,
-    labels: Labels = "require",
-    text_columns: Sequence[str] | None = None,
-    label_column: str | None = None,
-    seed: int = 0,
-    pooling: Pooling = GUESS,
-    model: Any = None,
-    prefix: str | None = None,
+    **reading: Unpack[Reading],
 ) -> Encoder:
     """Check the length against the model and fill in that of the task."""
     from shearling.data.media import MediaEncoder, medium_of  # it builds on this module
 
     task = find_task(task)
     if medium_of(tokenizer):
-        return MediaEncoder(tokenizer, task, config, 0, labels, text_columns, label_column, seed)
-    limit = _length_limit(tokenizer, config)
+        return MediaEncoder(tokenizer, task, config, 0, **reading)
+    limit = min(positions_of(config) or tokenizer.model_max_length, tokenizer.model_max_length)
     if max_length is not None and not 4 <= max_length <= limit:
         raise InputError(f"max_length {max_length} was asked for; this model takes 4 to {limit} tokens")
-    usual = min(task.max_length, limit, pooling.max_length or limit)
-    length = usual if max_length is None else max_length
-    return Encoder(
-        tokenizer, task, config, length, labels, text_columns, label_column, seed, pooling, model, prefix
-    )  # fmt: skip
-
-
-def _length_limit(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> int:
-    """The longest input that the model has positions for."""
-    positions = positions_of(config)
-    longest = int(tokenizer.model_max_length)
-    return longest if positions is None else min(positions, longest)
+    usual = min(task.max_length, limit, reading.get("pooling", GUESS).max_length or limit)
+    return Encoder(tokenizer, task, config, usual if max_length is None else max_length, **reading)
 
 
 def _sequences(encoder: Encoder, rows: Rows) -> Tokenized:

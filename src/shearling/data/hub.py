@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Literal
 
-from shearling.data.files import read_rows
 from shearling.data.rows import Rows, as_rows
 from shearling.data.tasks import Task, find_task
 from shearling.errors import DataError
@@ -34,8 +33,3 @@ def load_task_rows(task: Task | str, split: Split = "train", *, limit: int | Non
             "check the network, or pass --data FILE"
         ) from error
     return as_rows(dataset, limit=limit, source=f"{task.hub.dataset} ({name})")
-
-
-def load_rows(data: str | None, task: Task, *, split: Split = "train") -> Rows:
-    """Rows from a local file, or from the Hub when the task is a known one and no file is given."""
-    return load_task_rows(task, split) if data is None else read_rows(data)

@@ -110,7 +110,10 @@ def read_search(folder: Path) -> Rows:
     qrels = qrels or _file(folder, "qrels.tsv")
     if files[0] is None or files[1] is None or qrels is None:
         raise DataError(f"{folder} lacks one of corpus.jsonl, queries.jsonl and qrels/test.tsv; give all of them")
-    corpus = {_id(entry, files[0]): _document(entry) for entry in read_objects(files[0])}
+    corpus = {
+        _id(entry, files[0]): f"{entry.get('title') or ''} {entry.get('text') or ''}".strip()  # joined as BEIR does
+        for entry in read_objects(files[0])
+    }
     queries = {_id(entry, files[1]): str(entry.get("text", "")) for entry in read_objects(files[1])}
     table = read_rows(qrels)
     if len(table.names) != 3:
@@ -125,11 +128,6 @@ def read_search(folder: Path) -> Rows:
     records += [(None, passage, 0) for passage in dict.fromkeys(corpus.values()) if passage not in seen]
     names = ("query", "passage", "relevance")
     return Rows(dict(zip(names, zip(*records, strict=True), strict=True)), source=str(folder))
-
-
-def _document(entry: dict[str, Any]) -> str:
-    """The title before the text, as BEIR joins them."""
-    return " ".join(part for part in (str(entry.get("title") or ""), str(entry.get("text") or "")) if part).strip()
 
 
 def _id(entry: dict[str, Any], path: Path) -> str:

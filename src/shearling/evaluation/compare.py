@@ -17,7 +17,7 @@ from shearling.costs import parameters, whole_macs
 from shearling.engine.hooks import device_of, frozen
 from shearling.errors import DataError
 from shearling.evaluation import metrics
-from shearling.evaluation.exam import Exam, make_exam, output_reader, predict
+from shearling.evaluation.exam import Exam, output_reader, predict
 from shearling.evaluation.flipped import Flipped, flipped
 from shearling.evaluation.scores import OutputReader, Predictions, Writer, score
 from shearling.latency.timing import Times, device_name, in_turns
@@ -27,7 +27,7 @@ from shearling.sample.read import sample_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from shearling.data import Batches, Rows, Task
+    from shearling.data import Batches
     from shearling.engine.progress import Watcher
 
 
@@ -88,9 +88,10 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the top of the page."""
-        from shearling.report.page import compare_top
+        from shearling.report.facts import facts_of_comparison
+        from shearling.report.page import top
 
-        return compare_top(self.to_json())
+        return top(facts_of_comparison(self.to_json()))
 
 
 @dataclass(frozen=True)
@@ -98,67 +99,37 @@ class Side:
     """One of two models to compare.
 
     name    what to call it
-    reader  its tokenizer or processor
+    exam    the rows, as this model reads them
     folder  where its files are; None for a model in memory
     """
 
     name: str
     model: PreTrainedModel
-    reader: Any
+    exam: Exam
     folder: str | None = None
 
 
-def compare(
-    sides: Sequence[Side],
-    rows: Rows,
-    task: Task,
-    *,
-    limit: int | None = None,
-    batch_size: int = 32,
-    max_length: int | None = None,
-    text_columns: Sequence[str] | None = None,
-    label_column: str | None = None,
-    metric: str | None = None,
-    index: str | None = None,
-    prefix: str | None = None,
-    rounds: int = 15,
-    watcher: Watcher | None = None,
-) -> Comparison:
-    """Run both models on the rows. Scores need labels; agreement, sizes and times do not.
-
-    metric   one of the task's others, such as r@1
-    index    of a search: `dense` has the first model embed the passages for both
-    prefix   of an encoder-decoder's sources; by default that of its configuration
-    """
-    tell = watcher or (lambda stage, done, total: None)
-    models = [side.model for side in sides]
-    exams = [
-        make_exam(
-            side.model, side.reader, rows, task, batch_size=batch_size, max_length=max_length,
-            text_columns=text_columns, label_column=label_column, limit=limit, metric=metric,
-            index=models[0] if index else None, prefix=prefix, teacher=models[0],
-        )
-        for side in sides
-    ]  # fmt: skip
-    taken = [
-        _Taken.of(exam, model, f"model {number}", watcher)
-        for number, (exam, model) in enumerate(zip(exams, models, strict=True), start=1)
-    ]
-    alike = _read_alike([side.reader for side in sides], taken)
-    agreed = agreement(taken[0].notes, taken[1].notes) if alike else None
-    changed = flipped(exams[0], taken[0].predictions, taken[1].predictions) if agreed else None
-    batches = [_typical(one.batches) for one in taken]
-    tell("time", 0, 1)
-    times = _times(models, batches, rounds)
-    tell("time", 1, 1)
+def compare(sides: Sequence[Side], watcher: Watcher = lambda stage, done, total: None) -> Comparison:
+    """Run both models on their rows. Scores need labels; agreement, sizes and times do not."""
+    models, exam = [side.model for side in sides], sides[0].exam
+    taken = [_Taken.of(side, f"model {number}", watcher) for number, side in enumerate(sides, start=1)]
+    agreed = agreement(taken[0].notes, taken[1].notes) if _read_alike(sides, taken) else None
+    changed = flipped(exam, taken[0].predictions, taken[1].predictions) if agreed else None
+    # The middle batch, for they are sorted by length, without its labels.
+    middle = [one.batches[len(one.batches) // 2] for one in taken]
+    batches = [{name: tensor for name, tensor in batch.items() if name not in LABELS} for batch in middle]
+    watcher("time", 0, 1)
+    times = _times(models, batches)
+    watcher("time", 1, 1)
+    samples = [sample_of(one.batches) for one in taken]
+    macs = [whole_macs(model, s.some(1), s.mean_lengths) for model, s in zip(models, samples, strict=True)]
     found = [
         Compared(side.name, one.value, one.em, disk_bytes(side.folder, side.model), parameters(side.model),
-                 _macs(side.model, one.batches), 1e3 * time.median, 1e3 * time.spread,
-                 tuple(next(iter(batch.values())).shape))
-        for side, one, time, batch in zip(sides, taken, times, batches, strict=True)
+                 count, 1e3 * time.median, 1e3 * time.spread, tuple(next(iter(batch.values())).shape))
+        for side, one, time, batch, count in zip(sides, taken, times, batches, macs, strict=True)
     ]  # fmt: skip
     return Comparison(
-        task.name, taken[0].metric, taken[0].examples, agreed, found[0].batch, device_name(device_of(models[0])),
+        exam.task.name, taken[0].metric, taken[0].examples, agreed, found[0].batch, device_name(device_of(models[0])),
         (found[0], found[1]), changed,
     )  # fmt: skip
 
@@ -176,22 +147,23 @@ class _Taken:
     predictions: Predictions | None
 
     @classmethod
-    def of(cls, exam: Exam, model: PreTrainedModel, stage: str, watcher: Watcher | None) -> _Taken:
+    def of(cls, side: Side, stage: str, watcher: Watcher) -> _Taken:
+        exam, model = side.exam, side.model
         notes: list[Tensor] = []
         seen: list[Batches] = []
         whole = output_reader(model)
 
         def run(batches: Batches, read: OutputReader | Writer | None) -> Tensor:
-            progress = None if watcher is None else lambda done, total: watcher(stage, done, total)
+            how: dict[str, Any] = {"device": device_of(model), "progress": partial(watcher, stage)}
             if isinstance(read, Writer):
-                return predict(model, batches, read=read, device=device_of(model), progress=progress)
+                return predict(model, batches, read=read, **how)
 
             def both(outputs: Any, batch: dict[str, Tensor]) -> Tensor:
                 notes.append(choices(outputs, batch, whole).float().cpu())
                 return (read or whole)(outputs, batch)
 
             seen.append(batches)
-            return predict(model, batches, read=both, device=device_of(model), progress=progress)
+            return predict(model, batches, read=both, **how)
 
         try:
             result = score(exam, run)
@@ -216,9 +188,9 @@ def _classes(exam: Exam, notes: Sequence[Tensor], batches: Batches) -> Predictio
     return Predictions(made)
 
 
-def _read_alike(readers: Sequence[Any], taken: Sequence[_Taken]) -> bool:
+def _read_alike(sides: Sequence[Side], taken: Sequence[_Taken]) -> bool:
     """Whether both were given the same examples in the same order, in the same words where there are words."""
-    words: list[Any] = [getattr(reader, "get_vocab", dict)() for reader in readers]
+    words: list[Any] = [getattr(side.exam.encoder.tokenizer, "get_vocab", dict)() for side in sides]
     return bool(words[0] == words[1] and np.array_equal(taken[0].batches.order, taken[1].batches.order))
 
 
@@ -266,22 +238,11 @@ def disk_bytes(directory: str | None, model: PreTrainedModel) -> int:
     return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
-def _typical(batches: Batches) -> dict[str, Tensor]:
-    """The middle batch without its labels: they are sorted by length."""
-    return {name: tensor for name, tensor in batches[len(batches) // 2].items() if name not in LABELS}
-
-
-def _macs(model: PreTrainedModel, batches: Batches) -> int:
-    """Of one example; images and sound have no tokens to count, and are taken as they are."""
-    sample = sample_of(batches)
-    return whole_macs(model, sample.some(1), sample.mean_lengths)
-
-
-def _times(models: Sequence[PreTrainedModel], batches: Sequence[dict[str, Tensor]], rounds: int) -> list[Times]:
+def _times(models: Sequence[PreTrainedModel], batches: Sequence[dict[str, Tensor]]) -> list[Times]:
     """Each model on its own batch: the other's tokens may not be in its vocabulary."""
     runs = [
         partial(model, **{name: tensor.to(device_of(model)) for name, tensor in batch.items()})
         for model, batch in zip(models, batches, strict=True)
     ]
     with frozen(models[0]), frozen(models[1]), torch.inference_mode():
-        return in_turns(runs, device_of(models[0]), rounds=rounds)
+        return in_turns(runs, device_of(models[0]))

@@ -87,17 +87,10 @@ def make_exam(
     task = (infer_task(model) if task is None else find_task(task)).judged_by(metric)
     check_head(model, task)
     encoder = make_encoder(
-        tokenizer,
-        task,
-        model.config,
-        max_length=max_length,
-        labels=_LABELS.get(task.kind, "require"),
-        text_columns=text_columns,
-        label_column=label_column,
-        pooling=pooling_of(model),
-        model=teacher or model,
+        tokenizer, task, model.config, max_length=max_length, labels=_LABELS.get(task.kind, "require"),
+        text_columns=text_columns, label_column=label_column, pooling=pooling_of(model), model=teacher or model,
         prefix=prefix,
-    )
+    )  # fmt: skip
     if task.kind in ("retrieval", "rerank"):
         chosen = first_queries(as_rows(rows), task, limit, text_columns)
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from shearling.data.columns import find_text_columns
@@ -37,10 +37,6 @@ class Flipped:
     lost: int | None
     won: int | None
     shown: Sequence[Flip]
-
-    def to_json(self) -> dict[str, Any]:
-        """What the report page is made from."""
-        return asdict(self)
 
 
 def flipped(asked: Questions, dense: Predictions | None, pruned: Predictions | None) -> Flipped | None:

@@ -1,4 +1,4 @@
-"""The metrics of the tasks, as fractions: accuracy, correlations, F1, perplexity, ROUGE; rankings: ranking.py."""
+"""The metrics of the tasks, as fractions: accuracy, correlations, F1, perplexity, ROUGE, and of rankings."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _WORD = re.compile(r"\w+")
+DEPTH = 10  # no metric of a ranking looks further down
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
@@ -156,3 +157,34 @@ def _one_answer(text: str, truth: str) -> tuple[float, float]:
     words, true_words = text.split(), truth.split()
     common = (Counter(words) & Counter(true_words)).total()
     return float(text == truth), 2 * common / (len(words) + len(true_words))
+
+
+# Rankings, each for one query. `gains` are the grades of what was found, best first; 0 is not relevant.
+
+
+def ndcg(gains: Sequence[float], relevant: Sequence[float], depth: int) -> float:
+    """Gains discounted by log2(rank + 1), of the best that could be had from the `relevant` grades."""
+    ideal = _discounted(sorted(relevant, reverse=True)[:depth])
+    return _discounted(gains[:depth]) / ideal if ideal > 0 else 0.0
+
+
+def _discounted(gains: Sequence[float]) -> float:
+    return float(np.sum(np.asarray(gains, dtype=np.float64) / np.log2(np.arange(2, len(gains) + 2))))
+
+
+def reciprocal_rank(gains: Sequence[float], depth: int) -> float:
+    """1 / rank of the first relevant; 0 where there is none in the first `depth`."""
+    return next((1 / rank for rank, gain in enumerate(gains[:depth], start=1) if gain > 0), 0.0)
+
+
+def recall(gains: Sequence[float], relevant: int, depth: int) -> float:
+    """The share of all relevant passages that are among the first `depth`."""
+    return sum(gain > 0 for gain in gains[:depth]) / relevant
+
+
+def auc(positive: ArrayLike, scores: ArrayLike) -> float:
+    """The chance that a relevant pair scores above one that is not; ties count half."""
+    wanted = np.asarray(positive, dtype=bool)
+    count, others = int(wanted.sum()), int((~wanted).sum())
+    above = ranks(np.asarray(scores))[wanted].sum() - count * (count + 1) / 2
+    return float(above / (count * others))

@@ -21,7 +21,7 @@ from shearling.data.rows import Rows
 from shearling.data.squad import decode, make_windows, read_answers
 from shearling.data.tasks import Kind, Task
 from shearling.errors import DataError
-from shearling.evaluation import metrics, ranking
+from shearling.evaluation import metrics
 from shearling.sample.batch import IGNORED
 
 # What to keep of the outputs of a batch, one row per example.
@@ -153,7 +153,7 @@ def _score_search(asked: Questions, run: Predict) -> Evaluation:
     ranked: list[NDArray[np.int64]] = []
     for start in range(0, len(queries), _QUERIES):
         part = _similarity(queries[start : start + _QUERIES], passages, asked.encoder.pooling.similarity).numpy()
-        ranked += [search.rank(start + i, row, ranking.DEPTH) for i, row in enumerate(part)]
+        ranked += [search.rank(start + i, row, metrics.DEPTH) for i, row in enumerate(part)]
     return _main(asked, _search_metrics(search, ranked), len(search.queries))
 
 
@@ -170,10 +170,10 @@ def _search_metrics(search: Judged, ranked: list[NDArray[np.int64]]) -> dict[str
     scores: dict[str, list[float]] = {"ndcg@10": [], "mrr@10": [], "r@1": [], "r@10": []}
     for found, relevant in zip(ranked, search.relevant, strict=True):
         gains = [relevant.get(int(passage), 0.0) for passage in found]
-        scores["ndcg@10"].append(ranking.ndcg(gains, list(relevant.values()), 10))
-        scores["mrr@10"].append(ranking.reciprocal_rank(gains, 10))
-        scores["r@1"].append(ranking.recall(gains, len(relevant), 1))
-        scores["r@10"].append(ranking.recall(gains, len(relevant), 10))
+        scores["ndcg@10"].append(metrics.ndcg(gains, list(relevant.values()), 10))
+        scores["mrr@10"].append(metrics.reciprocal_rank(gains, 10))
+        scores["r@1"].append(metrics.recall(gains, len(relevant), 1))
+        scores["r@10"].append(metrics.recall(gains, len(relevant), 10))
     return {name: float(np.mean(values)) for name, values in scores.items()}
 
 
@@ -194,10 +194,10 @@ def _score_rerank(asked: Questions, run: Predict) -> Evaluation:
         gains = gold[members]
         if (gains > 0).any():
             ordered = gains[np.argsort(-guess[members], kind="stable")].tolist()
-            scores["ndcg@10"].append(ranking.ndcg(ordered, ordered, 10))
-            scores["mrr@10"].append(ranking.reciprocal_rank(ordered, 10))
+            scores["ndcg@10"].append(metrics.ndcg(ordered, ordered, 10))
+            scores["mrr@10"].append(metrics.reciprocal_rank(ordered, 10))
     means = {name: float(np.mean(values)) for name, values in scores.items()}
-    return _main(asked, means | {"auc": ranking.auc(gold > 0, guess)}, len(groups))
+    return _main(asked, means | {"auc": metrics.auc(gold > 0, guess)}, len(groups))
 
 
 def _score_classes(asked: Questions, run: Predict) -> Evaluation:

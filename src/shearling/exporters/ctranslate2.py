@@ -30,7 +30,7 @@ def unsuited(model: PreTrainedModel) -> str | None:
         return f"it is a {model.config.model_type}; encoders of CTranslate2 are {', '.join(FAMILIES)}"
     heads = {s.units for s in structure_of(model).sublayers if s.kind == "heads"}
     filters = {s.units for s in structure_of(model).sublayers if s.kind != "heads"}
-    if heads != {_config(model, "num_attention_heads", "n_heads")} or len(filters) != 1:
+    if heads != {model.config.num_attention_heads} or len(filters) != 1:
         return "its layers differ in size, and CTranslate2 reads one size for all; prune with --shape stock"
     return None
 
@@ -51,15 +51,11 @@ def write(job: Job) -> None:
     with tempfile.TemporaryDirectory() as folder, hushed(), quiet_transformers(notes=True):
         job.model.save_pretrained(folder)
         job.tokenizer.save_pretrained(folder)
-        _name_positions(Path(folder) / "config.json")
+        # transformers 5 knows absolute positions only and no longer says so; the converter asks.
+        path = Path(folder) / "config.json"
+        config = {"position_embedding_type": "absolute"} | json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps(config), encoding="utf-8")
         TransformersConverter(folder).convert(str(job.path), quantization=QUANTIZATION[job.precision], force=True)
-
-
-def _name_positions(path: Path) -> None:
-    """transformers 5 knows absolute positions only and no longer says so; the converter asks."""
-    config = json.loads(path.read_text(encoding="utf-8"))
-    config.setdefault("position_embedding_type", "absolute")
-    path.write_text(json.dumps(config), encoding="utf-8")
 
 
 def open_runner(path: Path) -> Runner:
@@ -79,7 +75,3 @@ def open_runner(path: Path) -> Runner:
         return {"last_hidden_state": padded, **pooled}
 
     return run
-
-
-def _config(model: PreTrainedModel, *names: str) -> int:
-    return next(int(getattr(model.config, name)) for name in names if hasattr(model.config, name))

@@ -35,20 +35,14 @@ class Graph(nn.Module):
         self.model = model
 
         def forward(*args: Tensor, **kwargs: Tensor) -> dict[str, Tensor]:
-            inputs = {name: self._cast(t) for name, t in (dict(zip(names, args, strict=False)) | kwargs).items()}
-            return named_outputs(model(**inputs, return_dict=True))
+            given = dict(zip(names, args, strict=False)) | kwargs
+            inputs = {name: t.to(model.dtype) if t.is_floating_point() else t for name, t in given.items()}
+            outputs = model(**inputs, return_dict=True)
+            return {k: v.float() for k, v in outputs.items() if isinstance(v, Tensor) and k not in LEFT_OUT}
 
         parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
         forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         self.forward = forward
-
-    def _cast(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.model.dtype) if tensor.is_floating_point() else tensor
-
-
-def named_outputs(outputs: Any) -> dict[str, Tensor]:
-    """The tensors a model gives, by name, as float32."""
-    return {k: v.float() for k, v in outputs.items() if isinstance(v, Tensor) and k not in LEFT_OUT}
 
 
 def reference(model: PreTrainedModel, batches: Sequence[Inputs]) -> list[dict[str, Tensor]]:

@@ -13,13 +13,12 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
 from shearling.checkpoint.save import save
-from shearling.checkpoint.sentence import modes_of
+from shearling.checkpoint.sentence import Part, pooling_of_parts
 from shearling.errors import ModelError
-from shearling.models.pooling import ACTIVATIONS, Mode, Pooling, Projection, set_pooling
+from shearling.models.pooling import Pooling, set_pooling
 from shearling.pipeline import Plan, Pruned
+from shearling.target import Target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -49,37 +48,16 @@ def transformer_of(model: Any) -> PreTrainedModel:
 
 def pooling_from(model: Any) -> Pooling | None:
     """How the modules after the transformer make embeddings; None where they do not, as in a CrossEncoder."""
-    modes: tuple[Mode, ...] | None = None
-    dense: list[Projection] = []
-    normalize = False
-    for module in model:
+    parts = []
+    for number, module in enumerate(model):
         kind = type(module).__name__
-        if kind == "Pooling":
-            modes = modes_of(module.get_config_dict(), "the Pooling module")
-        elif kind == "Normalize":
-            normalize = True
-        elif kind == "Dense" and modes is not None:
-            dense.append(_projection(module))
-    if modes is None:
-        return None
-    return Pooling(
-        modes=modes,
-        normalize=normalize,
-        similarity=str(model.similarity_fn_name or "cosine"),
-        dense=tuple(dense),
-        prompts={name: text for name, text in (model.prompts or {}).items() if text is not None},
-        default=model.default_prompt_name,
-        max_length=model.max_seq_length,
-    )
-
-
-def _projection(module: Any) -> Projection:
-    linear: nn.Linear = module.linear
-    activation = type(module.activation_function).__name__
-    if activation not in ACTIVATIONS or getattr(module, "use_residual", False):
-        raise ModelError(f"The model has a Dense module with {activation} (or a residual), which shearling cannot run.")
-    bias = None if linear.bias is None else linear.bias.detach().cpu()
-    return Projection(linear.weight.detach().cpu(), bias, activation)
+        if kind in ("Pooling", "Normalize", "Dense"):
+            weights = {name: tensor.cpu() for name, tensor in module.state_dict().items()}
+            config = {} if kind == "Normalize" else module.get_config_dict()
+            parts.append(Part(kind, config, weights, f"module {number} of the model"))
+    names = ("similarity_fn_name", "prompts", "default_prompt_name")
+    settings = {name: getattr(model, name, None) for name in names}
+    return pooling_of_parts(parts, settings, getattr(model, "max_seq_length", None))
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,8 +88,9 @@ class SentencePlan(Plan):
 
     sentence: Any = None
 
-    def _prune(self, *given: Any, **named: Any) -> PrunedSentenceModel:
-        return give_back(super()._prune(*given, **named), self.sentence)
+    def meet(self, target: Target) -> PrunedSentenceModel:
+        """As `Plan.meet`, in a copy of the model around the transformer."""
+        return give_back(super().meet(target), self.sentence)
 
 
 def sentence_plan(plan: Plan, sentence: Any) -> SentencePlan:

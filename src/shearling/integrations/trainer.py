@@ -6,6 +6,7 @@ import copy
 import inspect
 import logging
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,12 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
-from shearling.costs import KINDS, Constraint
 from shearling.engine.distributed import fail_together
 from shearling.errors import DataError, InputError, ShearlingError
 from shearling.files import check_writable
 from shearling.models.structure import structure_of
-from shearling.pipeline import prune
+from shearling.pipeline import measure
+from shearling.target import Target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,13 +42,15 @@ class PruneOnTrainEnd(TrainerCallback):
     """
 
     def __init__(self, *, out: str | os.PathLike[str], force: bool = False, **options: Any) -> None:
-        known = inspect.signature(prune).parameters.keys() - {"model", "data"}
+        goals = {one.name for one in fields(Target)}
+        known = goals | inspect.signature(measure).parameters.keys() - {"model", "data", "notes", "target"}
         unknown = sorted(options.keys() - known)
         if unknown:
             names = ", ".join(sorted(known))
             raise InputError(f"No option {', '.join(unknown)} in shearling.prune; there are {names}.")
-        Constraint.of(**{name: options.get(name) for name in KINDS})
-        self.out, self.force, self.options = Path(out), force, options
+        self.out, self.force = Path(out), force
+        self.target = Target(**{name: options.pop(name) for name in goals & options.keys()}).checked()
+        self.options = options
         self.pruned: Pruned | None = None
         self.error: Exception | None = None
 
@@ -59,7 +62,8 @@ class PruneOnTrainEnd(TrainerCallback):
         try:
             with fail_together():
                 data = _alike_everywhere(kwargs.get("train_dataloader"), args, self.options.get("seed", 0))
-                pruned = prune(_merged(kwargs["model"], copied=True), data, **self.options)
+                model = _merged(kwargs["model"], copied=True)
+                pruned = measure(model, data, **self.options, target=self.target).meet(self.target)
                 pruned.save(self.out, source=kwargs.get("processing_class"), force=self.force)  # all meet, one writes
             self.pruned = pruned
             if state.is_world_process_zero:

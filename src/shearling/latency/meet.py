@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +21,7 @@ from shearling.errors import ConstraintError
 from shearling.latency.fit import fit
 from shearling.latency.inputs import example_inputs
 from shearling.latency.profile import profile
-from shearling.latency.table import RESTLESS, Table, check_fits, load_table, milli, restless, shapes_in
+from shearling.latency.table import RESTLESS, Table, milli, restless, shapes_in
 from shearling.latency.timing import device_name, in_turns, runner
 from shearling.methods.stock import Choice
 from shearling.models.structure import Structure
@@ -34,7 +33,6 @@ TOLERANCE = 0.05  # of the ratio asked for
 CORRECTIONS = 2
 
 Made = tuple[Choice, Structure]  # what stays, and the student
-TableLike = Table | str | os.PathLike[str] | None
 
 
 @dataclass(frozen=True)
@@ -60,9 +58,7 @@ def latency_limits(structure: Structure, table: Table, ratio: float, *, overhead
 
 def _side(structure: Structure, table: Table, ratio: float, side: str, fixed: float) -> Limit:
     curves = tuple(table.curves(structure, side))
-    pictures = {
-        entry.shape: fit(entry.curve(side)) for entry in table.sublayers
-    }  # as Alg. 2 wants it; one for all of a shape
+    pictures = {entry.shape: fit(entry.curve(side)) for entry in table.sublayers}  # as Alg. 2 wants it
     found = zip(structure.sublayers, shapes_in(structure), strict=True)
     pieces = tuple(pictures[shape] if s.units else Piecewise(0.0) for s, shape in found)
     limit = Limit("latency", ratio, curves, fixed, whole=table.dense, pieces=pieces)
@@ -135,23 +131,6 @@ def meet(
         "tried": tried,
     }
     return Met(choice, student, limits, record, warnings)
-
-
-def read_table(table: TableLike, latency: float | None) -> Table | None:
-    """The table a caller gave, read; one without a latency is a mistake."""
-    if table is not None and latency is None:
-        raise ConstraintError(
-            "--table is of use with --latency only, and there is no latency; ask for one: latency=0.5."
-        )
-    return load_table(table) if isinstance(table, (str, os.PathLike)) else table
-
-
-def checked_table(table: TableLike, latency: float | None, structure: Structure) -> Table | None:
-    """The table a caller gave, read and known to fit the model; before any work is done."""
-    found = read_table(table, latency)
-    if found is not None:
-        check_fits(found, structure)
-    return found
 
 
 def table_for(structure: Structure, batch_size: int, length: float | None, stages: Stages) -> Table:

@@ -46,22 +46,6 @@ def check_shape(shape: Shape, method: Method, structure: Structure) -> None:
             raise InputError(f"Stock shapes are chosen by the losses that surgeon estimates; {method.name} has none.")
 
 
-def choose_uneven(
-    method: Method,
-    evidence: Evidence,
-    structure: Structure,
-    limits: Sequence[Limit],
-    *,
-    multiple_of: int,
-    stages: Stages,
-) -> Choice:
-    """The units that the method chooses, for each sublayer on its own."""
-    kept = method.choose(evidence, structure, limits, multiple_of=multiple_of, stages=stages)
-    if not any(len(units) for units in kept):
-        raise ConstraintError(f"{asked(limits)} leaves not a single unit in any layer; ask for more.")
-    return Choice(Cut(kept))
-
-
 def choose_stock(
     method: Method,
     evidence: Evidence,

@@ -43,6 +43,7 @@ def model_page(record: Mapping[str, Any], *, directory: str = "DIR") -> str:
     facts, drop = facts_of(record), record.get("max_drop")
     stages = {name: seconds for name, seconds in record["seconds"].items() if name != "total"}
     settings = {name: record.get(name) for name in ("method", "settings", "constraint", "seed", "sample", "versions")}
+    made = [("Make it", record["command"])] if "command" in record else []
     return _render(
         title=facts.title,
         under=f"by {facts.told['method']}",
@@ -53,7 +54,7 @@ def model_page(record: Mapping[str, Any], *, directory: str = "DIR") -> str:
         metric="" if drop is None else drop["metric"],
         chart_hint="" if drop is None else f"Every budget tried, to lose at most {count(drop['allowed'], 'point')}.",
         tried=drop,
-        codes=[*_making(record), ("Load it", loading(directory, record))],
+        codes=[*made, ("Load it", loading(directory, record))],
         flipped=record.get("flipped"),
         times=[(record["method"], stages)],
         notes=facts.notes,
@@ -61,23 +62,10 @@ def model_page(record: Mapping[str, Any], *, directory: str = "DIR") -> str:
     )
 
 
-def top(record: Mapping[str, Any]) -> str:
+def top(facts: Facts) -> str:
     """The top of the page alone, for a notebook."""
-    return _top(facts_of(record))
-
-
-def compare_top(found: Mapping[str, Any]) -> str:
-    """The top of the page of two models alone, for a notebook."""
-    return _top(facts_of_comparison(found))
-
-
-def _top(facts: Facts) -> str:
     page = template("top.html").render(title=facts.title, cards=facts.cards, palette=palette(), alone=True)
     return page.replace(":root", ".shearling")  # the notebook keeps its own colours
-
-
-def _making(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [("Make it", record["command"])] if record.get("command") else []
 
 
 def compare_page(found: Mapping[str, Any]) -> str:
@@ -198,12 +186,9 @@ def _render(*, compared: Facts | None = None, **parts: Any) -> str:
     )  # fmt: skip
 
 
+@cache
 def template(name: str) -> Template:
     """A template of this package, for HTML or Markdown by its ending."""
-    return _environment().get_template(name)
-
-
-@cache
-def _environment() -> Environment:
     loader = PackageLoader("shearling.report")
-    return Environment(loader=loader, autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True)
+    here = Environment(loader=loader, autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True)
+    return here.get_template(name)

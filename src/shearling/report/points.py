@@ -146,19 +146,16 @@ def command_of(row: Result, settings: Mapping[str, Any], out: str) -> str:
     words = [f"--{kind} {ratio:g}" for kind, ratio in row["constraint"].items()]
     words += [f"--method {row['method']}", *_changed(row["method"], settings.get("methods", {}))]
     words += [f"--{name.replace('_', '-')} {settings[name]}" for name in PASSED if settings.get(name) is not None]
-    data = [] if settings["data"] == "Hub" else [f"--data {shlex.quote(given_data(settings['data']))}"]
-    read = [*data, *([f"--task {settings['task']}"] if settings.get("task") else [])]
+    data = settings["data"]
+    file = "FILE" if data.startswith("(") else shlex.quote(data)  # `(list)` was given in memory
+    read = [] if data == "Hub" else [f"--data {file}"]
+    read += [f"--task {settings['task']}"] if settings.get("task") else []
     lines = [
         [f"shearling prune {shlex.quote(settings['model'] or 'MODEL')}"],
         [*read, f"--samples {settings['samples']}"],
         [*words, f"--seed {row['seed']}", f"--out {shlex.quote(out)}"],
     ]
     return " \\\n    ".join(map(" ".join, lines))
-
-
-def given_data(name: str) -> str:
-    """The file that a command names; the word FILE for data that was given in memory, such as `(list)`."""
-    return "FILE" if name.startswith("(") else name
 
 
 def _changed(name: str, methods: Mapping[str, Mapping[str, Any]]) -> list[str]:

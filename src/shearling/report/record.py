@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -93,17 +92,6 @@ class Report:
             **self.extra,
         }
 
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Report:
-        """The record again, from what `to_json` gave or `shearling.json` holds."""
-        names = {one.name for one in fields(cls)}
-        rest = {name: value for name, value in record.items() if name not in ("format", "sample")}
-        made: dict[str, Any] = {"settings": {}, "seed": 0} | {name: rest.pop(name) for name in names & rest.keys()}
-        made |= {name: Cost(made[name]["dense"], made[name]["pruned"]) for name in COSTS}
-        made["repairs"] = [Repaired(**repair) for repair in made.get("repairs", ())]
-        made["seconds"] = {name: value for name, value in made["seconds"].items() if name != "total"}
-        return cls(**made, **{name: record["sample"][name] for name in SAMPLE}, extra=rest)
-
     def __str__(self) -> str:
         from shearling.report.text import plain
 
@@ -116,6 +104,7 @@ class Report:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the top of the page."""
+        from shearling.report.facts import facts_of
         from shearling.report.page import top
 
-        return top(self.to_json())
+        return top(facts_of(self.to_json()))

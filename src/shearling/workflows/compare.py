@@ -11,17 +11,10 @@ from shearling.engine.progress import Watcher
 from shearling.errors import InputError
 from shearling.evaluation.compare import Comparison, Side
 from shearling.evaluation.compare import compare as compare_sides
+from shearling.evaluation.exam import make_exam
 from shearling.pipeline import Pruned
-from shearling.workflows.progress import READING, ProgressLike, watching
-from shearling.workflows.source import (
-    Source,
-    check_early,
-    open_source,
-    quiet,
-    rows_of,
-    task_of,
-    text_columns_of,
-)  # fmt: skip
+from shearling.workflows.progress import READING, ProgressLike, quiet, step, watching
+from shearling.workflows.source import Source, check_early, open_source, rows_of, task_of, text_columns_of
 
 if TYPE_CHECKING:
     from shearling.workflows.given import Data
@@ -72,36 +65,34 @@ def compare(
         return compare_sources(source, second, limit=limit, watcher=watcher)
 
 
-def compare_sources(
-    source: Source, second: Any, *, limit: int | None = None, watcher: Watcher | None = None
-) -> Comparison:
+def compare_sources(source: Source, second: Any, *, limit: int | None = None, watcher: Watcher = quiet) -> Comparison:
     """Compare the model of a source with another one, on the data of the source."""
-    tell = watcher or quiet
     if source.index not in (None, "dense"):
         raise InputError(f"--index {source.index} is not known here; `dense` has the first embed the passages for both")
     check_early(source)
-    tell("load", 0, 2)
-    sides = []
+    watcher("load", 0, 2)
+    names, opened = [], []
     for number, model in enumerate((source.model, second), start=1):
-        sides.append(_side(replace(source, model=model)))
-        tell("load", number, 2)
-    if sides[0].name == sides[1].name and not all(side.folder for side in sides):
-        sides = [replace(side, name=name) for side, name in zip(sides, ("first", "second"), strict=True)]
-    task = task_of(source, sides[0].model)
-    tell("read", 0, 1)
-    rows = rows_of(source.data, task, split="dev")
-    tell("read", 1, 1)
-    return compare_sides(
-        sides, rows, task, limit=limit, batch_size=source.batch_size or BATCH_SIZE, max_length=source.max_length,
-        text_columns=source.text_columns or text_columns_of(source.data), label_column=source.label_column,
-        metric=source.metric, index=source.index, prefix=source.prefix, watcher=watcher,
-    )  # fmt: skip
-
-
-def _side(source: Source) -> Side:
-    """One of the two, opened; a model in memory is called by its origin, and the result of pruning `pruned`."""
-    named, held = isinstance(source.model, (str, os.PathLike)), isinstance(source.model, Pruned)
-    source = replace(source, model=source.model.model) if held else source
-    loaded = open_source(source)
-    name = "pruned" if held else source.name or type(source.model).__name__
-    return Side(name, loaded.model, loaded.tokenizer, source.name if named else None)
+        pruned = isinstance(model, Pruned)
+        one = replace(source, model=model.model if pruned else model)
+        names.append("pruned" if pruned else one.name or type(model).__name__)  # a model in memory goes by its origin
+        opened.append(open_source(one))
+        watcher("load", number, 2)
+    given = (source.model, second)
+    folders = [str(model) if isinstance(model, (str, os.PathLike)) else None for model in given]
+    if names[0] == names[1] and not all(folders):
+        names = ["first", "second"]
+    task, first = task_of(source, opened[0].model), opened[0].model
+    with step(watcher, "read"):
+        rows = rows_of(source.data, task, split="dev")
+        exams = [
+            make_exam(
+                one.model, one.tokenizer, rows, task, limit=limit, batch_size=source.batch_size or BATCH_SIZE,
+                max_length=source.max_length, text_columns=source.text_columns or text_columns_of(source.data),
+                label_column=source.label_column, metric=source.metric, prefix=source.prefix, teacher=first,
+                index=first if source.index else None,
+            )
+            for one in opened
+        ]  # fmt: skip
+    models = [one.model for one in opened]
+    return compare_sides(list(map(Side, names, models, exams, folders)), watcher)

@@ -31,11 +31,12 @@ from shearling.files import check_writable, write_whole
 from shearling.latency.timing import device_name, in_turns
 from shearling.methods import Surgeon
 from shearling.models.pooling import pooling_of
-from shearling.pipeline import Pruned, prune
+from shearling.pipeline import Pruned, measure
 from shearling.report.page import model_page
 from shearling.report.record import Cost
+from shearling.target import Target
 from shearling.workflows.demo_texts import texts
-from shearling.workflows.progress import stages_of
+from shearling.workflows.progress import quiet, stages_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -138,7 +139,7 @@ def demo(
     samples: int = SAMPLES,
     seed: int = 0,
     force: bool = False,
-    watcher: Watcher | None = None,
+    watcher: Watcher = quiet,
 ) -> Demo:
     """Prune all-MiniLM-L6-v2, let it search on the original's index, and write both up under `out`."""
     began = time.perf_counter()
@@ -154,12 +155,14 @@ def demo(
         )  # fmt: skip
 
     sample = batches(given.sample)
-    pruned = prune(dense, sample, flops=flops, method=METHOD, samples=samples, seed=seed, watcher=watcher)
+    half = Target(flops=flops).checked()
+    plan = measure(dense, sample, method=METHOD, samples=samples, seed=seed, watcher=watcher, target=half)
+    pruned = plan.meet(half)
     target = out / f"{NAME}-flops-{flops:g}"
     pruned.save(target, source=folder, force=force)
     student = load_model(str(target), device="cpu")  # what a user would load, not what is still in memory
 
-    progress = None if watcher is None else partial(watcher, "compare")
+    progress = partial(watcher, "compare")
     runs = ((dense, given.queries), (student, given.queries), (dense, given.passages))
     before, after, index = (
         F.normalize(predict(model, batches(some), device="cpu", progress=progress), dim=-1) for model, some in runs

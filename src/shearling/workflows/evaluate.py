@@ -14,9 +14,9 @@ from shearling.checkpoint.record import add_evaluation, base_of
 from shearling.engine.progress import Watcher
 from shearling.errors import DataError, ShearlingError
 from shearling.evaluation.exam import Evaluation
-from shearling.workflows.progress import READING, ProgressLike, watching
+from shearling.workflows.progress import READING, ProgressLike, quiet, step, watching
 from shearling.workflows.pruning import take
-from shearling.workflows.source import Loaded, Source, check_early, exam_of, open_source, quiet
+from shearling.workflows.source import Loaded, Source, check_early, exam_of, open_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -78,17 +78,15 @@ def evaluate(
 
 
 def evaluate_source(
-    source: Source, *, limit: int | None = None, compiled: bool = False, watcher: Watcher | None = None
+    source: Source, *, limit: int | None = None, compiled: bool = False, watcher: Watcher = quiet
 ) -> Evaluation:
     """Score a source on its data."""
     check_early(source)
-    loaded = open_source(source, watcher=watcher or quiet)
+    loaded = open_source(source, watcher=watcher)
     if source.index == "dense":
         source = replace(source, index=_original(source.name))
-    tell = watcher or quiet
-    tell("read", 0, 1)
-    exam = exam_of(source, loaded, source.data, limit=limit, teacher=_teacher(source, loaded))
-    tell("read", 1, 1)
+    with step(watcher, "read"):
+        exam = exam_of(source, loaded, source.data, limit=limit, teacher=_teacher(source, loaded))
     return take(exam, loaded.model, watcher, compiled=compiled)
 
 
@@ -110,7 +108,7 @@ def _original(name: str) -> str:
 
 
 def record_evaluation(
-    source: Source, *, limit: int | None = None, compiled: bool = False, watcher: Watcher | None = None
+    source: Source, *, limit: int | None = None, compiled: bool = False, watcher: Watcher = quiet
 ) -> Evaluation:
     """Score a checkpoint and write that into its record and card, beside the dense model's score.
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from shearling.checkpoint.pretrained import load_model, load_reader, load_tokenizer
-from shearling.checkpoint.record import add_export, base_of
+from shearling.checkpoint.record import add_entry, base_of
 from shearling.data import find_task, infer_task
+from shearling.engine.progress import Watcher
 from shearling.errors import InputError, ModelError
 from shearling.evaluation.exam import Exam, make_exam
 from shearling.exporters.check import Runner, check
@@ -22,19 +26,17 @@ from shearling.exporters.graph import axes, reference
 from shearling.exporters.inputs import CALIBRATION, EXAMPLES, Inputs, inputs_from_rows, inputs_from_tokenizer
 from shearling.exporters.place import add_companions, check_place, mark, place_of, size_of, whole
 from shearling.exporters.result import Exported, Measured
-from shearling.exporters.table import Format, Suits, check_suits, find_format, find_precision, suitable
+from shearling.exporters.table import Format, check_suits, find_format, find_precision
 from shearling.files import RECORD
 from shearling.latency.timing import in_turns
 from shearling.pipeline import Pruned
 from shearling.report.facts import title_of
-from shearling.workflows.export_scores import FileModel, Scores
-from shearling.workflows.progress import ProgressLike, watching
+from shearling.workflows.progress import ProgressLike, quiet, step, watching
 from shearling.workflows.source import rows_of, text_columns_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from shearling.engine.progress import Watcher
     from shearling.workflows.given import Data
 
 STAGES = {"load": 20.0, "export": 50.0, "check": 15.0, "time": 15.0}
@@ -131,15 +133,22 @@ class Wanted:
 
     def read(self, model: PreTrainedModel) -> None:
         """The tokenizer, batches to check with, and batches to calibrate on."""
-        self.tokenizer = _tokenizer(self.name, trust_remote_code=self.trust_remote_code)
+        with suppress(ModelError):  # a model of pictures, or a directory of weights alone
+            self.tokenizer = load_tokenizer(self.name, trust_remote_code=self.trust_remote_code)
         part = self.kind.part(model)
-        where = self.name, self.data, self.task or (infer_task(model).name if self.data else None)
-        self.batches = example_inputs(part, *where, trust_remote_code=self.trust_remote_code)
-        self.calibration = self.batches
-        if self.precision in CALIBRATED and self.data is not None:
-            self.calibration = example_inputs(
-                part, *where, trust_remote_code=self.trust_remote_code, samples=CALIBRATED[self.precision], seed=1
-            )
+        if self.data is None:
+            self.batches = self.calibration = inputs_from_tokenizer(part, self.tokenizer)
+            return
+        reader: Any = self.tokenizer
+        if reader is None or part.main_input_name != "input_ids":  # texts may have pictures beside them
+            reader = load_reader(self.name, part, trust_remote_code=self.trust_remote_code)
+        task = find_task(self.task) if self.task else infer_task(model)
+        read = partial(
+            inputs_from_rows, part, reader, rows_of(self.data, task), task, text_columns=text_columns_of(self.data)
+        )
+        self.batches = self.calibration = read(samples=EXAMPLES)
+        if self.precision in CALIBRATED:
+            self.calibration = read(samples=CALIBRATED[self.precision], seed=1)
 
     def write(self, model: PreTrainedModel, path: Path, *, only_timed: bool = False) -> tuple[Runner, list[str]]:
         """The file, opened again, and the names of its outputs; one that is only timed needs no good numbers."""
@@ -155,6 +164,37 @@ class Wanted:
         return self.kind.open_runner(path), outputs
 
 
+class Scores:
+    """One exam, taken by the dense model, the model and the file."""
+
+    def __init__(self, exam: Exam) -> None:
+        self.exam = exam
+        self.found: dict[str, Any] = {}
+
+    def take(self, step: str, model: Any) -> None:
+        """Score one of them."""
+        result = self.exam.take(model, device="cpu")
+        self.found |= {"task": result.task, "metric": result.metric, "examples": result.examples}
+        self.found[step] = round(result.value, 4)
+
+    def to_json(self) -> dict[str, Any]:
+        """Task, metric, examples and the value at each step; the model is also called `pruned` beside a dense one."""
+        return self.found | ({"pruned": self.found["model"]} if "dense" in self.found else {})
+
+
+class FileModel(nn.Module):
+    """A file in the place of the model, to be scored like it."""
+
+    def __init__(self, model: PreTrainedModel, run: Runner) -> None:
+        super().__init__()
+        self.config, self.run = model.config, run
+        self.place = nn.Parameter(torch.empty(0), requires_grad=False)  # tells the device
+
+    def forward(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the file gives."""
+        return {name: torch.from_numpy(values) for name, values in self.run(inputs).items()}
+
+
 def export_model(
     name: str,
     out: Path,
@@ -168,7 +208,7 @@ def export_model(
     rounds: int = 20,
     force: bool = False,
     trust_remote_code: bool = False,
-    watcher: Watcher | None = None,
+    watcher: Watcher = quiet,
 ) -> Exported:
     """Write the model as a file, checked against PyTorch on real inputs first; a failed check leaves nothing.
 
@@ -183,12 +223,10 @@ def export_model(
     )
     place = place_of(out, kind, name)
     check_place(place, kind, force=force, source=name)
-    tell = watcher or (lambda stage, done, total: None)
-    tell("load", 0, 1)
-    model = wanted.load(name)
-    check_suits(label, kind, model)
-    wanted.read(model)
-    tell("load", 1, 1)
+    with step(watcher, "load"):
+        model = wanted.load(name)
+        check_suits(label, kind, model)
+        wanted.read(model)
     other = dense or base_of(Path(name))
     scores = None if eval is None else Scores(_exam(wanted, model, eval))
     with whole(place, force=force) as path, tempfile.TemporaryDirectory() as aside:
@@ -196,14 +234,12 @@ def export_model(
         expected = reference(kind.part(model), wanted.batches)
         if scores is not None:
             scores.take("model", model)
-        tell("export", 0, 1)
-        run, outputs = wanted.write(model, path)
-        tell("export", 1, 1)
+        with step(watcher, "export"):
+            run, outputs = wanted.write(model, path)
         if place.served:
             add_companions(path.parents[1], model, wanted.tokenizer, Path(name))
-        tell("check", 0, 1)
-        difference = check(run, wanted.batches, expected, precision=wanted.precision)
-        tell("check", 1, 1)
+        with step(watcher, "check"):
+            difference = check(run, wanted.batches, expected, precision=wanted.precision)
         if scores is not None:
             scores.take("exported", FileModel(model, run))
         del model
@@ -215,9 +251,8 @@ def export_model(
             run_dense, _ = wanted.write(original, path_dense, only_timed=True)
             del original
             runs["dense"] = lambda: run_dense(wanted.batches[0])
-        tell("time", 0, 1)
-        times = dict(zip(runs, in_turns(list(runs.values()), torch.device("cpu"), rounds=rounds), strict=True))
-        tell("time", 1, 1)
+        with step(watcher, "time"):
+            times = dict(zip(runs, in_turns(list(runs.values()), torch.device("cpu"), rounds=rounds), strict=True))
         found = {"this": Measured(name, size_of(path), times["this"])}
         if other is not None:
             found["dense"] = Measured(other, size_of(path_dense), times["dense"])
@@ -229,43 +264,8 @@ def export_model(
         if place.folder:
             mark(path.parents[1] if place.served else path, result.to_json())
     if (Path(name) / RECORD).is_file():
-        add_export(Path(name), result.entry(Path(name)))
+        add_entry(Path(name), "exports", result.entry(Path(name)), key="out")
     return result
-
-
-def example_inputs(
-    model: PreTrainedModel,
-    name: str,
-    data: Data | None,
-    task: str | None,
-    *,
-    trust_remote_code: bool = False,
-    samples: int = EXAMPLES,
-    seed: int = 0,
-) -> list[Inputs]:
-    """Batches from the data where given, else from the tokenizer."""
-    if data is None:
-        return inputs_from_tokenizer(model, _tokenizer(name, trust_remote_code=trust_remote_code))
-    chosen = find_task(task) if task else infer_task(model)
-    if model.main_input_name == "input_ids":  # of texts, perhaps with pictures beside them
-        reader = load_tokenizer(name, trust_remote_code=trust_remote_code)
-    else:
-        reader = load_reader(name, model, trust_remote_code=trust_remote_code)
-    return inputs_from_rows(
-        model, reader, rows_of(data, chosen), chosen, samples=samples, seed=seed, text_columns=text_columns_of(data)
-    )
-
-
-def _tokenizer(name: str, *, trust_remote_code: bool) -> PreTrainedTokenizerBase | None:
-    try:
-        return load_tokenizer(name, trust_remote_code=trust_remote_code)
-    except ModelError:
-        return None  # a model of pictures, or a directory of weights alone
-
-
-def list_formats(name: str, *, trust_remote_code: bool = False) -> list[Suits]:
-    """Which formats suit a model, and why the others do not."""
-    return suitable(load_model(name, device="cpu", trust_remote_code=trust_remote_code))
 
 
 def _exam(wanted: Wanted, model: PreTrainedModel, rows: Data) -> Exam:

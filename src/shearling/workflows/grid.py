@@ -8,16 +8,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-from shearling.costs import Constraint
 from shearling.engine.progress import Watcher
 from shearling.errors import ConstraintError, InputError
 from shearling.evaluation.exam import Evaluation, Exam
-from shearling.latency.meet import read_table
-from shearling.latency.table import Table
 from shearling.methods import Method, method_of
-from shearling.methods.ranges import Shape, checked_shape
-from shearling.pipeline import Plan, Pruned
+from shearling.methods.ranges import Shape
+from shearling.pipeline import Pruned, measure
+from shearling.target import Target
+from shearling.workflows.progress import quiet
 from shearling.workflows.pruning import take
+from shearling.workflows.source import Loaded, Source, draw, labels_for
 
 N = TypeVar("N", int, float)
 SEEDS = 2**63  # what torch takes
@@ -38,22 +38,24 @@ class Grid:
 
     def __post_init__(self) -> None:
         """Complain before any work is done."""
-        for name, values in (("methods", self.methods), ("budgets", self.budgets), ("seeds", self.seeds)):
+        for name, values in (("methods", self.methods), ("budgets", self.targets), ("seeds", self.seeds)):
             if not values:
                 raise InputError(f"The sweep has no {name}; give at least one.")
-        for budget in self.budgets:
-            Constraint.of(**budget)
         for seed in self.seeds:
             if not 0 <= seed < SEEDS:
                 raise InputError(f"--seeds takes numbers from 0 on, below 2^63; {seed} is none.")
-        checked_shape(self.shape)
-        if self.times is None and any("latency" in budget for budget in self.budgets):
+        if self.table is None and any("latency" in budget for budget in self.budgets):
             raise ConstraintError("A sweep over --latency needs a --table; make it with `shearling profile`.")
 
     @cached_property
-    def times(self) -> Table | None:
-        """The latency table, read once for all points."""
-        return read_table(self.table, next((b["latency"] for b in self.budgets if "latency" in b), None))
+    def targets(self) -> list[Target]:
+        """One for each budget, checked; the latency table is read once for all of them."""
+        how: dict[str, Any] = {"table": self.table, "multiple_of": self.multiple_of, "shape": self.shape}
+        found: list[Target] = []
+        for budget in self.budgets:
+            found.append(Target(**(how | dict(budget))).checked())
+            how["table"] = found[0].table
+        return found
 
     def points(self) -> list[Key]:
         """Every point, in the order they are tried."""
@@ -126,35 +128,37 @@ def key(method: str, constraint: Mapping[str, float], seed: int) -> Key:
 
 
 def outcomes(
-    plan_of: Callable[[Method, int], Plan],
+    source: Source,
+    loaded: Loaded,
     exam: Exam,
     grid: Grid,
     *,
     done: Collection[Key] = (),
-    watcher: Watcher | None = None,
+    watcher: Watcher = quiet,
 ) -> Iterator[Outcome]:
     """Every point that is not `done` yet; a method and seed that need no point are not measured either."""
     total = len(grid.points())
     count = sum(one in done for one in grid.points())
     for seed in grid.seeds:
         for name, method in grid.methods.items():
-            wanted = [budget for budget in grid.budgets if key(name, budget, seed) not in done]
+            pairs = zip(grid.budgets, grid.targets, strict=True)
+            wanted = [pair for pair in pairs if key(name, pair[0], seed) not in done]
             if not wanted:
                 continue
-            plan = plan_of(method, seed)
-            for budget in wanted:
-                if watcher is not None:
-                    watcher("sweep", count, total)
+            here, examples = replace(source, seed=seed), loaded.examples
+            if seed != source.seed:
+                examples = draw(here, loaded, labels=labels_for(method))
+            plan = measure(
+                loaded.model, examples, **here.sampling, method=method, watcher=watcher, notes=loaded.notes
+            )  # fmt: skip
+            for budget, target in wanted:
+                watcher("sweep", count, total)
                 point = Outcome(name, budget, seed)
-                asked: dict[str, Any] = {
-                    **budget, "table": grid.times, "multiple_of": grid.multiple_of, "shape": grid.shape
-                }  # fmt: skip
                 try:
-                    pruned = plan.prune(**asked)
+                    pruned = plan.meet(target)
                 except ConstraintError as error:  # this budget cannot be met; the others may
                     yield replace(point, problem=str(error))
                 else:
                     yield replace(point, pruned=pruned, score=take(exam, pruned.model, watcher))
                 count += 1
-    if watcher is not None:
-        watcher("sweep", total, total)
+    watcher("sweep", total, total)

@@ -12,10 +12,9 @@ from shearling.engine.progress import Watcher
 from shearling.errors import ConstraintError, InputError
 from shearling.evaluation.exam import Evaluation, Exam
 from shearling.pipeline import Plan, Pruned
-from shearling.workflows.progress import SCORED
+from shearling.target import Target
+from shearling.workflows.progress import SCORED, quiet
 from shearling.workflows.pruning import take, with_scores
-from shearling.workflows.source import quiet
-from shearling.workflows.target import Target
 
 STEP = 0.01  # budgets are tried in hundredths
 BY = "flops"  # what is searched for, unless asked otherwise
@@ -47,7 +46,7 @@ class Drop:
     by: str = BY
 
     def checked(self, target: Target) -> Target:
-        """Complain before any work is done; the target may say how to prune, but not how far."""
+        """The largest budget to try. Complains before any work: the target may say how to prune, but not how far."""
         if not self.points >= 0:
             raise ConstraintError(f"--max-drop {self.points:g} makes no sense; 1.0 allows a loss of one point.")
         if self.by not in KINDS:
@@ -59,23 +58,22 @@ class Drop:
             raise ConstraintError(
                 "--by latency needs the --table that all budgets are tried against; `shearling profile` makes it."
             )
-        return replace(target, table=self._aim(target, HIGHEST[0]).checked().table)
+        return self._aim(target, HIGHEST[0]).checked()
 
-    def meet(self, plan: Plan, target: Target, exam: Exam, watcher: Watcher | None = None) -> Pruned:
+    def meet(self, plan: Plan, target: Target, exam: Exam, watcher: Watcher = quiet) -> Pruned:
         """The smallest model found that stays within the drop; its report lists every budget tried."""
         dense = take(exam, plan.structure.model, watcher, SCORED[0])
         sign = -1 if dense.metric == "perplexity" else 1
-        tell = watcher or quiet
-        tell("max-drop", 0, TRIES)
+        watcher("max-drop", 0, TRIES)
         tries = itertools.count(1)
 
         def attempt(budget: float) -> tuple[tuple[Pruned, Evaluation] | None, Tried]:
             try:
-                pruned = self._aim(target, budget).cut(plan)
+                pruned = plan.meet(self._aim(target, budget))
             except ConstraintError as error:  # too small to be met at all
                 return None, Tried(budget, None, None, False, str(error))
             score = take(exam, pruned.model, watcher)
-            tell("max-drop", min(next(tries), TRIES), TRIES)
+            watcher("max-drop", min(next(tries), TRIES), TRIES)
             lost = sign * (dense.value - score.value)
             return (pruned, score), Tried(budget, score.value, lost, lost <= self.points + 1e-9)
 

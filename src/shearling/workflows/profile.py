@@ -14,7 +14,7 @@ from shearling.latency.profile import profile as profile_model
 from shearling.latency.table import Table
 from shearling.report.charts import check_picture, plot
 from shearling.workflows.given import renamed
-from shearling.workflows.progress import ProgressLike, watching
+from shearling.workflows.progress import ProgressLike, step, watching
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,9 +54,8 @@ def profile(
     with watching(progress, STAGES) as watcher:
         if isinstance(model, (str, os.PathLike)):
             check_prunable(str(model), trust_remote_code=trust_remote_code)
-            watcher("load", 0, 1)
-            model = load_model(str(model), device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-            watcher("load", 1, 1)
+            with step(watcher, "load"):
+                model = load_model(str(model), device=device, dtype=dtype, trust_remote_code=trust_remote_code)
         return profile_model(
             model,
             batch_size=batch_size,

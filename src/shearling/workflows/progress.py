@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -22,10 +21,7 @@ ProgressLike = bool | Watcher
 READING = {"load": 5.0, "read": 2.0, "tokenise": 3.0}  # beside about 90 for the work itself
 SCORED = ("evaluate dense", "evaluate pruned")
 OTHER = 3.0  # a stage that was not expected, once it begins
-WHOLE = (
-    "sweep",
-    "max-drop",
-)  # stages that count the points of a longer run; others that go on meanwhile are part of it
+WHOLE = ("sweep", "max-drop")  # stages that count the points of a longer run; those that go on meanwhile are part of it
 Expected = Mapping[str, float]  # the stages of a run, and how long each takes compared with the others, about
 
 
@@ -37,12 +33,16 @@ def stages_of(method: Method, *, scored: bool = False, drop: bool = False) -> di
     return READING | dict(method.stages) | polish | {"check": 5.0} | (dict.fromkeys(SCORED, 20.0) if scored else {})
 
 
-def watcher_of(progress: ProgressLike, watcher: Watcher | None) -> ProgressLike:
-    """What to show; `watcher=` is the first edition's word for a callable `progress`."""
-    if watcher is None:
-        return progress
-    warnings.warn("watcher= is now called progress=; it takes the same function.", DeprecationWarning, stacklevel=3)
-    return watcher
+def quiet(stage: str, done: int, total: int) -> None:
+    """A watcher that shows nothing."""
+
+
+@contextmanager
+def step(watcher: Watcher, stage: str) -> Iterator[None]:
+    """A stage with nothing to tell between its beginning and its end."""
+    watcher(stage, 0, 1)
+    yield
+    watcher(stage, 1, 1)
 
 
 @contextmanager
@@ -55,7 +55,7 @@ def watching(progress: ProgressLike = True, expected: Expected | None = None) ->
     if callable(progress):
         yield progress
     elif not progress or os.environ.get("RANK", "0") != "0":  # of several processes, the first one shows progress
-        yield lambda stage, done, total: None
+        yield quiet
     elif _drawable():
         with _bars(expected or {}) as watch:
             yield watch

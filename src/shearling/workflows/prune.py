@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shearling import pipeline
 from shearling.engine.progress import Watcher
 from shearling.methods import Method, method_of
 from shearling.methods.ranges import Samples, Shape
 from shearling.pipeline import Plan, Pruned
+from shearling.target import TableLike, Target
 from shearling.workflows.given import Data, is_transformer, needs_reading, renamed
-from shearling.workflows.progress import READING, ProgressLike, stages_of, watcher_of, watching
-
-if TYPE_CHECKING:
-    from shearling.latency.table import Table
+from shearling.workflows.progress import READING, ProgressLike, stages_of, watching
 
 
 def prune(
@@ -29,7 +27,7 @@ def prune(
     flops: float | None = None,
     params: float | None = None,
     latency: float | None = None,
-    table: Table | str | os.PathLike[str] | None = None,
+    table: TableLike = None,
     batch_size: int = 1,
     seq_len: int | None = None,
     correct: bool = True,
@@ -100,34 +98,29 @@ def prune(
     watcher, length  the old names of `progress` and `flops_length`
     """
     length = renamed("length", "flops_length", length, flops_length)
+    progress = renamed("watcher", "progress", watcher, progress)
     chosen = method_of(method)
     expected = stages_of(chosen, scored=eval is not None, drop=max_drop is not None)
-    with watching(watcher_of(progress, watcher), expected) as watch:
+    target = Target(flops, params, multiple_of, latency, table, correct, batch_size, seq_len, shape)
+    with watching(progress, expected) as watch:
         if _ready(model, data) and eval is None and max_drop is None:
-            return pipeline.prune(
-                model, data, flops=flops, params=params, latency=latency, table=table, batch_size=batch_size,
-                seq_len=seq_len, correct=correct, method=chosen, multiple_of=multiple_of, shape=shape, samples=samples,
-                seed=seed, length=length, watcher=watch,
+            target = target.checked()
+            plan = pipeline.measure(
+                model, data, method=chosen, samples=samples, seed=seed, length=length, watcher=watch, target=target
             )  # fmt: skip
+            return plan.meet(target)
         from shearling.workflows.max_drop import drop_of
         from shearling.workflows.pruning import prune_source
         from shearling.workflows.source import Source
-        from shearling.workflows.target import Target
 
         source = Source(
             model, data, task, text_columns, label_column, max_length, None, samples, seed, device, dtype,
             trust_remote_code, length, metric, index, pooling, tokenizer, prefix,
         )  # fmt: skip
         return prune_source(
-            source,
-            Target(flops, params, multiple_of, latency, table, correct, batch_size, seq_len, shape),
-            chosen,
-            evaluation=eval,
-            limit=limit,
-            drop=drop_of(max_drop, by),
-            timing=timing,
+            source, target, chosen, evaluation=eval, limit=limit, drop=drop_of(max_drop, by), timing=timing,
             watcher=watch,
-        )
+        )  # fmt: skip
 
 
 def measure(
@@ -160,30 +153,31 @@ def measure(
     The parameters are those of `shearling.prune`.
     """
     length = renamed("length", "flops_length", length, flops_length)
+    progress = renamed("watcher", "progress", watcher, progress)
     chosen = method_of(method)
-    with watching(watcher_of(progress, watcher), READING | dict(chosen.stages)) as watch:
+    with watching(progress, READING | dict(chosen.stages)) as watch:
         if _ready(model, data):
             return pipeline.measure(
                 model, data, method=chosen, samples=samples, seed=seed, length=length, watcher=watch
             )  # fmt: skip
         from shearling.integrations.sentence_transformers import sentence_plan
-        from shearling.workflows.pruning import measure_source
-        from shearling.workflows.source import Source
+        from shearling.workflows.source import Source, check_early, labels_for, read_source
 
         source = Source(
             model, data, task, text_columns, label_column, max_length, None, samples, seed, device, dtype,
             trust_remote_code, length, None, None, pooling, tokenizer, prefix,
         )  # fmt: skip
-        plan, loaded = measure_source(source, chosen, watcher=watch)
+        check_early(source)
+        loaded = read_source(source, labels=labels_for(chosen), watcher=watch)
+        plan = pipeline.measure(
+            loaded.model, loaded.examples, **source.sampling, method=chosen, watcher=watch, notes=loaded.notes
+        )
         return plan if loaded.sentence is None else sentence_plan(plan, loaded.sentence)
 
 
 def _ready(model: Any, data: Any) -> bool:
     """Whether model and data are what the pipeline takes."""
-    named = isinstance(model, (str, os.PathLike))
-    return not named and data is not None and not needs_reading(data) and _is_plain(model)
-
-
-def _is_plain(model: Any) -> bool:
-    """Not a SentenceTransformer or CrossEncoder; whatever else it is, the pipeline says what it makes of it."""
+    if isinstance(model, (str, os.PathLike)) or data is None or needs_reading(data):
+        return False
+    # Not a SentenceTransformer or CrossEncoder; whatever else it is, the pipeline says what it makes of it.
     return is_transformer(model) or (not hasattr(model, "encode") and not hasattr(model, "predict"))

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,6 @@ import torch
 
 from shearling.checkpoint.companions import found_locally
 from shearling.checkpoint.load import read_record
-from shearling.checkpoint.pretrained import is_remote
 from shearling.checkpoint.record import add_curve, write_page
 from shearling.engine.distributed import on_first
 from shearling.engine.hooks import device_of, frozen
@@ -24,14 +23,14 @@ from shearling.evaluation.exam import Evaluation, Exam
 from shearling.evaluation.flipped import flipped
 from shearling.files import RECORD, check_writable
 from shearling.integrations.sentence_transformers import give_back
-from shearling.latency.inputs import example_inputs, placed
-from shearling.latency.table import Table, check_fits
+from shearling.latency.inputs import example_inputs
 from shearling.latency.timing import device_name, in_turns, layer_shares
 from shearling.methods import Method
 from shearling.models.structure import structure_of
-from shearling.pipeline import Plan, Pruned, measure, prune
+from shearling.pipeline import Pruned, measure
 from shearling.report.points import command_of, tried_chart
-from shearling.workflows.progress import SCORED
+from shearling.target import Target
+from shearling.workflows.progress import SCORED, quiet
 from shearling.workflows.source import (
     Loaded,
     Source,
@@ -40,10 +39,8 @@ from shearling.workflows.source import (
     exam_of,
     folder_of,
     labels_for,
-    quiet,
     read_source,
 )
-from shearling.workflows.target import Target
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -64,7 +61,7 @@ def prune_source(
     drop: Drop | None = None,
     timing: bool = True,
     force: bool = False,
-    watcher: Watcher | None = None,
+    watcher: Watcher = quiet,
 ) -> Pruned:
     """Prune; writes `out` unless it is None.
 
@@ -81,23 +78,16 @@ def prune_source(
         raise InputError("--limit is of use with --eval only: it is how many rows to score on.")
     loaded = read_source(source, labels=labels_for(method), scored=scored, watcher=watcher)
     exam = exam_of(source, loaded, evaluation, limit=limit) if scored else None
+    if drop is not None:
+        target.check_fits(structure_of(loaded.model), method)
+    plan = measure(
+        loaded.model, loaded.examples, **source.sampling, method=method, watcher=watcher, notes=loaded.notes,
+        target=target if drop is None else None,
+    )  # fmt: skip
     if drop is not None and exam is not None:
-        if isinstance(target.table, Table):
-            check_fits(target.table, structure_of(loaded.model))
-        pruned = drop.meet(measured(source, loaded, method, watcher), target, exam, watcher)
+        pruned = drop.meet(plan, target, exam, watcher)
     else:
-        pruned = prune(
-            loaded.model,
-            loaded.examples,
-            **vars(target),
-            method=method,
-            samples=source.samples,
-            seed=source.seed,
-            length=source.length,
-            watcher=watcher,
-        )
-        warnings = [*pruned.report.warnings, *remarks(loaded)]
-        pruned = replace(pruned, report=replace(pruned.report, warnings=warnings))
+        pruned = plan.meet(target)
         if exam is not None:
             models = (loaded.model, pruned.model)
             both = [take(exam, model, watcher, stage) for model, stage in zip(models, SCORED, strict=True)]
@@ -111,48 +101,17 @@ def prune_source(
     return pruned
 
 
-def measured(
-    source: Source, loaded: Loaded, method: Method, watcher: Watcher | None = None, *, seed: int | None = None
-) -> Plan:
-    """The measurement of a source; one serves every budget."""
-    plan = measure(
-        loaded.model,
-        loaded.examples,
-        method=method,
-        samples=source.samples,
-        seed=source.seed if seed is None else seed,
-        length=source.length,
-        watcher=watcher,
-    )
-    return replace(plan, warnings=[*plan.warnings, *remarks(loaded)])
-
-
-def measure_source(source: Source, method: Method, *, watcher: Watcher | None = None) -> tuple[Plan, Loaded]:
-    """Read a source and measure it."""
-    check_early(source)
-    loaded = read_source(source, labels=labels_for(method), watcher=watcher)
-    return measured(source, loaded, method, watcher), loaded
-
-
-def remarks(loaded: Loaded) -> list[str]:
-    """What a report has to say about how the model was read."""
-    if any(map(is_remote, (loaded.model, loaded.model.config, loaded.tokenizer))):
-        return ["code that came with the model was run (--trust-remote-code)"]
-    return []
-
-
 def take(
     exam: Exam,
     model: PreTrainedModel,
-    watcher: Watcher | None = None,
+    watcher: Watcher = quiet,
     stage: str = "evaluate",
     *,
     compiled: bool = False,
 ) -> Evaluation:
     """Score a model, on one process where there are several."""
-    tell = watcher or quiet
-    tell(stage, 0, 1)
-    return on_first(lambda: exam.take(model, compile=compiled, progress=partial(tell, stage)))
+    watcher(stage, 0, 1)
+    return on_first(lambda: exam.take(model, compile=compiled, progress=partial(watcher, stage)))
 
 
 def with_scores(pruned: Pruned, exam: Exam, dense: Evaluation, score: Evaluation) -> Pruned:
@@ -172,31 +131,28 @@ def with_scores(pruned: Pruned, exam: Exam, dense: Evaluation, score: Evaluation
 def changes(exam: Exam, dense: Evaluation, score: Evaluation) -> dict[str, Any] | None:
     """Examples that the two models answer differently, as the page takes them; None where there is nothing to tell."""
     found = flipped(exam, dense.predictions, score.predictions)
-    return None if found is None else found.to_json()
+    return None if found is None else asdict(found)
 
 
 def timed(pruned: Pruned, dense: PreTrainedModel, batch_size: int = 1, seq_len: int | None = None) -> Pruned:
     """The result with the time of both models, at the sample's mean length by default; a latency was timed already."""
     if pruned.report.latency is not None:
         return pruned
-    length = seq_len or pruned.report.mean_length
-    found = on_first(lambda: time_both(dense, pruned.model, batch_size, length))
-    return replace(pruned, report=replace(pruned.report, timing=found))
+    place, length = device_of(dense), round(seq_len or pruned.report.mean_length) or LENGTH
 
+    def time_both() -> dict[str, Any]:
+        inputs = example_inputs(dense, batch_size, length)
+        with frozen(dense), frozen(pruned.model), torch.inference_mode():
+            before, after = in_turns([partial(model, **inputs) for model in (dense, pruned.model)], place)
+            shares = layer_shares(structure_of(dense), partial(dense, **inputs), place)
+        return {
+            "device": device_name(place), "measured": after.median / before.median, "dense_ms": 1e3 * before.median,
+            "pruned_ms": 1e3 * after.median, "batch_size": batch_size, "seq_len": length,
+            "dtype": str(dense.dtype).removeprefix("torch."),
+            "threads": torch.get_num_threads() if place.type == "cpu" else None, "layer_time": shares,
+        }  # fmt: skip
 
-def time_both(dense: PreTrainedModel, pruned: PreTrainedModel, batch_size: int, length: float) -> dict[str, Any]:
-    """Both models in turns on the same random tokens: the record's `timing`."""
-    place = device_of(dense)
-    inputs = placed(example_inputs(dense, batch_size, round(length) or LENGTH), dense)
-    with frozen(dense), frozen(pruned), torch.inference_mode():
-        before, after = in_turns([partial(model, **inputs) for model in (dense, pruned)], place)
-        shares = layer_shares(structure_of(dense), partial(dense, **inputs), place)
-    return {
-        "device": device_name(place), "measured": after.median / before.median, "dense_ms": 1e3 * before.median,
-        "pruned_ms": 1e3 * after.median, "batch_size": batch_size, "seq_len": round(length) or LENGTH,
-        "dtype": str(dense.dtype).removeprefix("torch."),
-        "threads": torch.get_num_threads() if place.type == "cpu" else None, "layer_time": shares,
-    }  # fmt: skip
+    return replace(pruned, report=replace(pruned.report, timing=on_first(time_both)))
 
 
 def keep(pruned: Pruned, source: Source, loaded: Loaded, out: Path, *, force: bool = False) -> None:

@@ -15,20 +15,20 @@ import torch
 from shearling._version import versions
 from shearling.checkpoint.load import read_record
 from shearling.checkpoint.pretrained import load_model
-from shearling.data import load_rows
 from shearling.data.encoder import make_encoder
 from shearling.engine.progress import Watcher
 from shearling.errors import ModelError, OutputError
 from shearling.files import RECORD, check_writable, weights_digest, whole_directory
 from shearling.schema import CONFIG
 from shearling.workflows.evaluate import known_dense
-from shearling.workflows.source import Loaded, Source, check_early, exam_of, reader_for, task_of
+from shearling.workflows.progress import quiet
+from shearling.workflows.source import Loaded, Source, check_early, exam_of, reader_for, rows_of, task_of
 from shearling.workflows.training import Recipe, check_alone, last_checkpoint, plain_device, retrain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from shearling.data.encoder import Encoder
+    from shearling.data.encoder import Encoder, Labels
     from shearling.data.rows import Rows
     from shearling.data.tasks import Task
     from shearling.evaluation.exam import Exam
@@ -47,7 +47,7 @@ def retrain_source(
     evaluation: str | None = None,
     limit: int | None = None,
     force: bool = False,
-    watcher: Watcher | None = None,
+    watcher: Watcher = quiet,
 ) -> dict[str, Any]:
     """What `shearling retrain` does; gives what `--json` prints, with the metric before and after where it is known."""
     check_alone()
@@ -59,7 +59,7 @@ def retrain_source(
     model = load_model(source.model, device="cpu", dtype="float32", trust_remote_code=source.trust_remote_code)
     guide = None if teacher is None else _teacher(teacher, model, source.trust_remote_code)
     task, encoder, rows, exam = _read(source, model, recipe.seed, evaluation, limit)
-    progress = None if watcher is None else partial(watcher, "evaluate")
+    progress = partial(watcher, "evaluate")
     before = None if exam is None else exam.take(model, device=place, progress=progress)
     work = _work_folder(out, source, rows.fingerprint(), recipe, teacher, force=force)
     try:
@@ -85,19 +85,13 @@ def _read(
 ) -> tuple[Task, Encoder, Rows, Exam | None]:
     """The task, what encodes its training rows, those rows, and the exam if rows to evaluate on are given."""
     loaded = Loaded(model, reader_for(source, model), task_of(source, model))
+    labels: Labels = "ignore" if loaded.task.head == "embedding" else "require"
     encoder = make_encoder(
-        loaded.tokenizer,
-        loaded.task,
-        model.config,
-        max_length=source.max_length,
-        labels="ignore" if loaded.task.head == "embedding" else "require",
-        text_columns=source.text_columns,
-        label_column=source.label_column,
-        seed=seed,
-        model=model,
-    )
+        loaded.tokenizer, loaded.task, model.config, max_length=source.max_length, labels=labels,
+        text_columns=source.text_columns, label_column=source.label_column, seed=seed, model=model,
+    )  # fmt: skip
     exam = None if evaluation is None else exam_of(source, loaded, evaluation, limit=limit)
-    return loaded.task, encoder, load_rows(source.data, loaded.task), exam
+    return loaded.task, encoder, rows_of(source.data, loaded.task), exam
 
 
 def write_retrained(

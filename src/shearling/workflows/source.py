@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from shearling.checkpoint.pretrained import check_prunable, load_model, named_device
+from shearling.checkpoint.pretrained import check_prunable, is_remote, load_model, named_device
 from shearling.checkpoint.sentence import attach_pooling
-from shearling.data import Rows, as_rows, encode, find_task, infer_task, load_rows, read_rows
+from shearling.data import Rows, as_rows, encode, find_task, infer_task, load_task_rows, read_rows
 from shearling.data.images import ImageOptions, reader_of
 from shearling.engine.progress import Watcher
 from shearling.errors import DataError, InputError, ModelError
@@ -21,11 +21,12 @@ from shearling.methods.ranges import Samples, checked_samples
 from shearling.models.pooling import pooling_of
 from shearling.sample.read import reads_targets
 from shearling.workflows.given import is_text, is_transformer, needs_reading
+from shearling.workflows.progress import quiet, step
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from shearling.data import Batches, Task
+    from shearling.data import Task
     from shearling.data.encoder import Labels
 
 SCORED_TOKENS = 2**16  # of a batch
@@ -81,6 +82,11 @@ class Source:
         return {name: getattr(self, name) for name in names}
 
     @property
+    def sampling(self) -> dict[str, Any]:
+        """What is drawn from the examples, and how they are counted: keywords of `measure`."""
+        return {"samples": self.samples, "seed": self.seed, "length": self.length}
+
+    @property
     def examples_per_batch(self) -> int:
         """As asked for, or many on a GPU, which would idle otherwise, and few on a CPU."""
         return self.batch_size or (512 if named_device(self.device).type == "cuda" else 32)
@@ -107,34 +113,33 @@ class Loaded:
     examples: Any = None
     sentence: Any = None
 
+    @property
+    def notes(self) -> list[str]:
+        """What reports have to say about how the model was read."""
+        if any(map(is_remote, (self.model, self.model.config, self.tokenizer))):
+            return ["code that came with the model was run (--trust-remote-code)"]
+        return []
 
-def quiet(stage: str, done: int, total: int) -> None:
-    """A watcher that shows nothing."""
 
-
-def read_source(source: Source, *, labels: Labels, scored: bool = False, watcher: Watcher | None = None) -> Loaded:
+def read_source(source: Source, *, labels: Labels, scored: bool = False, watcher: Watcher = quiet) -> Loaded:
     """Load the model, its tokenizer and a sample of the data.
 
     scored  there will be an exam, which needs the tokenizer also where the data is batches
     """
-    tell = watcher or quiet
     if isinstance(source.model, (str, os.PathLike)):
         check_prunable(source.name, trust_remote_code=source.trust_remote_code)
     raw = source.data is None or needs_reading(source.data)
-    loaded = open_source(source, reads=raw or scored, watcher=tell)
+    loaded = open_source(source, reads=raw or scored, watcher=watcher)
     if not raw:
         return replace(loaded, examples=source.data)
     if source.data is None and loaded.task.hub is None:
         raise ModelError(
             f"No data: give --data FILE (the task '{loaded.task.name}' has no data set of its own on the Hub)."
         )
-    tell("read", 0, 1)
-    loaded = replace(loaded, rows=rows_of(source.data, loaded.task))
-    tell("read", 1, 1)
-    tell("tokenise", 0, 1)
-    loaded = replace(loaded, examples=draw(source, loaded, labels=labels))
-    tell("tokenise", 1, 1)
-    return loaded
+    with step(watcher, "read"):
+        loaded = replace(loaded, rows=rows_of(source.data, loaded.task))
+    with step(watcher, "tokenise"):
+        return replace(loaded, examples=draw(source, loaded, labels=labels))
 
 
 def check_early(source: Source, *more: Any) -> None:
@@ -201,8 +206,8 @@ def task_of(source: Source, model: PreTrainedModel) -> Task:
 
 def rows_of(data: Any, task: Task, *, split: Any = "train") -> Rows:
     """Rows of a file, a data set, texts or pairs; of the task's own data set where there is nothing."""
-    if data is None or isinstance(data, (str, os.PathLike)):
-        return load_rows(None if data is None else str(data), task, split=split)
+    if data is None:
+        return load_task_rows(task, split)
     names = text_columns_of(data)
     if names is None:
         return as_rows(data)
@@ -222,24 +227,15 @@ def draw(source: Source, loaded: Loaded, *, labels: Labels) -> Any:
     """The examples that the source asks for, drawn by its seed; batches that were given are drawn from later on."""
     if loaded.rows is None:
         return loaded.examples
-    batches: Batches = encode(
-        loaded.rows,
-        loaded.tokenizer,
-        loaded.task,
-        model_config=loaded.model.config,
-        max_length=source.max_length,
-        batch_size=source.examples_per_batch,
-        samples=checked_samples(source.samples),
-        seed=source.seed,
-        labels="ignore" if text_columns_of(source.data) else labels,  # texts alone have none
-        text_columns=source.text_columns or text_columns_of(source.data),
-        label_column=source.label_column,
-        pooling=pooling_of(loaded.model),
-        model=loaded.model,
-        prefix=source.prefix,
+    names = text_columns_of(source.data)
+    return encode(
+        loaded.rows, loaded.tokenizer, loaded.task, model_config=loaded.model.config, max_length=source.max_length,
+        batch_size=source.examples_per_batch, samples=checked_samples(source.samples), seed=source.seed,
+        labels="ignore" if names else labels,  # texts alone have none
+        text_columns=source.text_columns or names, label_column=source.label_column, prefix=source.prefix,
+        pooling=pooling_of(loaded.model), model=loaded.model,
         bucket=False,  # examples keep the order, and so the numbers, that the caller's own batches would have
-    )
-    return batches
+    )  # fmt: skip
 
 
 def exam_of(
@@ -262,20 +258,11 @@ def exam_of(
     if source.index is not None:
         index = loaded.model if source.index == "dense" else load_model(source.index, **source.loading)
     return make_exam(
-        loaded.model,
-        loaded.tokenizer,
-        rows_of(evaluation, loaded.task, split="dev"),
-        loaded.task,
-        batch_size=source.scored_per_batch(loaded.task),
-        max_length=source.max_length,
-        text_columns=source.text_columns,
-        label_column=source.label_column,
-        limit=limit,
-        metric=source.metric,
-        index=index,
-        prefix=source.prefix,
-        teacher=loaded.model if teacher == "loaded" else teacher,
-    )
+        loaded.model, loaded.tokenizer, rows_of(evaluation, loaded.task, split="dev"), loaded.task,
+        batch_size=source.scored_per_batch(loaded.task), max_length=source.max_length,
+        text_columns=source.text_columns, label_column=source.label_column, limit=limit, metric=source.metric,
+        index=index, prefix=source.prefix, teacher=loaded.model if teacher == "loaded" else teacher,
+    )  # fmt: skip
 
 
 def data_name(source: Source) -> str:

@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,23 +15,20 @@ from shearling.engine.distributed import on_first
 from shearling.engine.progress import Watcher
 from shearling.evaluation.exam import Exam
 from shearling.files import RECORD, weights_digest
-from shearling.latency.table import check_fits
 from shearling.latency.timing import device_name
 from shearling.methods import Method, method_of
 from shearling.methods.ranges import Samples, Shape
 from shearling.models.digest import weights_digest_of
 from shearling.models.structure import structure_of
-from shearling.pipeline import Plan
 from shearling.sample.read import sample_of
 from shearling.workflows.grid import Grid, Outcome, budgets_of, outcomes
-from shearling.workflows.progress import READING, ProgressLike, watching
-from shearling.workflows.pruning import changes, keep, measured, take, timed
+from shearling.workflows.progress import READING, ProgressLike, quiet, watching
+from shearling.workflows.pruning import changes, keep, take, timed
 from shearling.workflows.source import (
     Loaded,
     Source,
     check_early,
     data_name,
-    draw,
     exam_of,
     folder_of,
     labels_for,
@@ -129,7 +125,7 @@ def sweep_source(
     save: bool = False,
     timing: bool = True,
     force: bool = False,
-    watcher: Watcher | None = None,
+    watcher: Watcher = quiet,
 ) -> dict[str, Any]:
     """Every point of the grid into `out`; gives what `--json` prints. A second call goes on where one was stopped."""
     loaded, exam = _read(source, grid, evaluation, limit, watcher)
@@ -142,15 +138,15 @@ def sweep_source(
     done = store.done(saved=save)
     dense = take(exam, loaded.model, watcher) if any(point not in done for point in grid.points()) else None
     if store.facts["dense"] is None and dense is not None:
-        structure = structure_of(loaded.model)
-        store.keep_dense({
+        structure, times = structure_of(loaded.model), grid.targets[0].times
+        store.facts["dense"] = {
             **dense.to_json(), "seconds": dense.seconds, "layers": structure.sizes,
             "architecture": type(loaded.model).__name__, "megabytes": megabytes(loaded.model),
-            **({} if grid.times is None else {"layer_time": grid.times.layer_shares(structure)}),
-        })  # fmt: skip
+            **({} if times is None else {"layer_time": times.layer_shares(structure)}),
+        }  # fmt: skip
+        store.write()
     skipped = []
-    plan_of = partial(_plan, source, loaded, watcher)
-    for outcome in outcomes(plan_of, exam, grid, done=done, watcher=watcher):
+    for outcome in outcomes(source, loaded, exam, grid, done=done, watcher=watcher):
         pruned = outcome.pruned
         if pruned is None:
             skipped.append({"method": outcome.method, "constraint": dict(outcome.constraint), "why": outcome.problem})
@@ -183,13 +179,13 @@ def planned(source: Source, grid: Grid, *, evaluation: Any = None, limit: int | 
 
 
 def _read(
-    source: Source, grid: Grid, evaluation: Any, limit: int | None, watcher: Watcher | None = None
+    source: Source, grid: Grid, evaluation: Any, limit: int | None, watcher: Watcher = quiet
 ) -> tuple[Loaded, Exam]:
     """The model, its data and its exam, once it is clear that the grid makes sense for them."""
     check_early(source, evaluation)
     loaded = read_source(source, labels=labels_for(*grid.methods.values()), scored=True, watcher=watcher)
-    if grid.times is not None:
-        check_fits(grid.times, structure_of(loaded.model))
+    for method in grid.methods.values():
+        grid.targets[0].check_fits(structure_of(loaded.model), method)  # all have one table and one shape
     return loaded, exam_of(source, loaded, evaluation, limit=limit)
 
 
@@ -271,10 +267,3 @@ def name_of(outcome: Outcome) -> str:
     """`surgeon-flops-0.5`, with the seed where it is not 0."""
     asked = "-".join(f"{kind}-{ratio:g}" for kind, ratio in outcome.constraint.items())
     return f"{outcome.method}-{asked}" + (f"-seed-{outcome.seed}" if outcome.seed else "")
-
-
-def _plan(source: Source, loaded: Loaded, watcher: Watcher | None, method: Method, seed: int) -> Plan:
-    """The measurement for one method and seed, of the sample that this seed draws."""
-    if seed != source.seed:
-        loaded = replace(loaded, examples=draw(replace(source, seed=seed), loaded, labels=labels_for(method)))
-    return measured(source, loaded, method, watcher, seed=seed)

@@ -56,11 +56,6 @@ class Store:
         self.results[at : at + 1] = [row]
         self.write()
 
-    def keep_dense(self, dense: dict[str, Any]) -> None:
-        """Keep the score and the sizes of the unpruned model."""
-        self.facts["dense"] = dense
-        self.write()
-
     def write(self) -> None:
         """Both files, each replaced as a whole."""
         facts, results = (json.dumps(value, indent=1) + "\n" for value in (self.facts, self.results))

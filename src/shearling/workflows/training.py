@@ -16,11 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shearling.checkpoint.pretrained import named_device
+from shearling.engine.distance import divergence
 from shearling.engine.distil import squared_error, variance
 from shearling.engine.distributed import rank_and_world
 from shearling.engine.progress import Watcher
 from shearling.engine.silence import quiet_transformers
 from shearling.errors import InputError
+from shearling.workflows.progress import quiet
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -79,7 +81,7 @@ def retrain(
     work: Path | None = None,
     teacher: PreTrainedModel | None = None,
     device: str = "auto",
-    watcher: Watcher | None = None,
+    watcher: Watcher = quiet,
 ) -> Trained:
     """Train `model` in place on `rows`; with a `work` folder, goes on from the checkpoints in it if there are any."""
     check_alone()
@@ -116,10 +118,8 @@ def distillation_loss(student: Any, teacher: Any, batch: dict[str, Tensor], temp
         if mine.shape[-1] == 1 or ("last_hidden_state" in student and "logits" not in student):
             losses.append(F.mse_loss(mine, theirs))
             continue
-        wanted = F.log_softmax(theirs.float() / temperature, dim=-1)
-        found = F.log_softmax(mine.float() / temperature, dim=-1)
         # The square keeps the gradient's size the same at every temperature.
-        losses.append(F.kl_div(found, wanted, reduction="batchmean", log_target=True) * temperature**2)
+        losses.append(divergence(mine.float() / temperature, theirs.float() / temperature).mean() * temperature**2)
     return torch.stack(losses).mean()
 
 
@@ -146,7 +146,7 @@ def _trainer(
     work: Path | None,
     teacher: PreTrainedModel | None,
     device: str,
-    watcher: Watcher | None,
+    watcher: Watcher,
 ) -> Any:
     try:
         import accelerate  # noqa: F401 - what Trainer stands on
@@ -156,8 +156,7 @@ def _trainer(
 
     class Watching(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if watcher is not None:
-                watcher("retrain", state.global_step, state.max_steps)
+            watcher("retrain", state.global_step, state.max_steps)
 
     class Distilling(Trainer):
         def compute_loss(

@@ -1,0 +1,57 @@
+"""What the pruned model must meet."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+from shearling.costs import Constraint
+from shearling.errors import ConstraintError
+from shearling.latency.table import Table, check_fits, load_table
+from shearling.methods import Method
+from shearling.methods.ranges import Shape, checked_multiple, checked_shape
+from shearling.methods.stock import check_shape
+from shearling.models.structure import Structure
+
+TableLike = Table | str | os.PathLike[str] | None
+
+
+@dataclass(frozen=True)
+class Target:
+    """A constraint and how to meet it: the options of `Plan.prune`."""
+
+    flops: float | None = None
+    params: float | None = None
+    multiple_of: int | None = None
+    latency: float | None = None
+    table: TableLike = None
+    correct: bool = True
+    batch_size: int = 1
+    seq_len: int | None = None
+    shape: Shape = "uneven"
+
+    @property
+    def constraint(self) -> Constraint:
+        """The ratios, checked."""
+        return Constraint.of(flops=self.flops, params=self.params, latency=self.latency)
+
+    @property
+    def times(self) -> Table | None:
+        """The latency table, once `checked` has read it."""
+        return self.table if isinstance(self.table, Table) else None
+
+    def checked(self) -> Target:
+        """The target with its table read; complains before any work is done."""
+        checked_shape(self.shape)
+        checked_multiple(self.multiple_of)
+        if self.constraint.latency is None and self.table is not None:
+            raise ConstraintError(
+                "--table is of use with --latency only, and there is no latency; ask for one: latency=0.5."
+            )
+        return replace(self, table=load_table(self.table)) if isinstance(self.table, (str, os.PathLike)) else self
+
+    def check_fits(self, structure: Structure, method: Method) -> None:
+        """Complain where the table is of another model, or where the method has no such shapes of this one."""
+        check_shape(self.shape, method, structure)
+        if self.times is not None:
+            check_fits(self.times, structure)

@@ -17,12 +17,15 @@ import shearling
 from families import outputs_of, tiny_batches, tiny_model
 from latency.tables import table_of
 from shearling.costs import Constraint
+from shearling.engine.bridges import divergences_without
 from shearling.engine.divergence import divergences
 from shearling.errors import ConstraintError, InputError, UnsupportedArchitecture
 from shearling.latency import meet
 from shearling.methods import stock
+from shearling.models.stock import all_layers, less, removable_layers, without_layers
 from shearling.models.structure import structure_of
 from shearling.pipeline import measure
+from shearling.sample.read import sample_of
 from tiny import batches_of, inputs_of, model_of
 
 ABROAD = """
@@ -77,7 +80,7 @@ def test_loads_where_shearling_cannot_be_imported(tmp_path: Path) -> None:
 @pytest.fixture
 def estimated(monkeypatch: pytest.MonkeyPatch) -> None:
     """The least estimate is taken as it is."""
-    monkeypatch.setattr(stock, "FINALISTS", 1)
+    monkeypatch.setattr(stock, "NEAR", 0.0)
 
 
 def widths(model: Any) -> list[dict[str, int]]:
@@ -159,17 +162,37 @@ def test_the_layer_after_a_gap_makes_up_for_it(deep: Any) -> None:
     assert here < 0.5 * there
 
 
-def test_of_shapes_that_are_near_the_one_that_runs_best_is_taken(deep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("wins", [0, 1])
+def test_of_the_best_shape_and_one_with_fewer_layers_the_one_that_runs_better_is_taken(
+    deep: Any, wins: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plan = measure(deep, batches_of(), method="surgeon")
     monkeypatch.setattr(stock, "NEAR", 1e9)
-    seen = {}
-    monkeypatch.setattr(
-        stock.LayerOrder, "measured", lambda self, cut: seen.setdefault(cut.layers, 1 / (1 + len(seen)))
-    )
+    seen: list[Any] = []
+
+    def measured(self: Any, cuts: Any) -> list[float]:
+        seen.extend(cut.layers for cut in cuts)
+        return [float(number != wins) for number in range(len(cuts))]
+
+    monkeypatch.setattr(stock.LayerOrder, "measured", measured)
     pruned = plan.prune(flops=0.6, shape="stock")
     assert pruned.report.stock is not None
-    assert len(seen) > 1
-    assert pruned.report.stock["layers"] == [list(min(seen, key=lambda layers: seen[layers])[0])]
+    assert len(seen[1][0]) == len(seen[0][0]) - 1
+    assert pruned.report.stock["layers"] == [list(seen[wins][0])]
+
+
+@pytest.mark.parametrize("family", ["bert", "llama", "t5", "mpnet"])
+def test_layers_are_judged_as_a_copy_without_them_is(family: str) -> None:
+    """With maps that change nothing, the dense model without its layers is the model that lacks them."""
+    dense = structure_of(tiny_model(family))
+    options = [less(all_layers(dense), one) for one in removable_layers(dense)]
+    batches = sample_of(tiny_batches(family)).cut(10**6)
+    width = dense.model.config.hidden_size
+    maps = [[(torch.eye(width), None)] * len(stack.layers) for stack in dense.stacks]
+    found = divergences_without(dense, options, maps, batches, "float32")
+    copies = [without_layers(dense, layers).model for layers in options]
+    assert len(options) >= 2
+    assert found == pytest.approx(divergences(dense.model, copies, batches, "float32"), rel=1e-3)
 
 
 def test_the_least_that_can_be_reached_is_named_and_can_be_reached(deep: Any) -> None:

@@ -19,7 +19,7 @@ from shearling.sample.read import sample_of
 from shearling.verify import check_cut
 from tiny import inputs_of
 
-NEVER = {"swin", "swin-padded", "dinov2", "dinov2-gated", "dinov2_with_registers"}
+NEVER = {"swin", "swin-padded"}
 HEADS = {"llama", "mistral", "qwen2", "qwen3", "gemma", "smollm3", "phi3", "gemma2", "gemma3"}
 
 

@@ -1,8 +1,8 @@
 """Stock shapes: one width, one number of heads and a number of layers, chosen together for the least estimated loss.
 
 Widths and heads cost what the method's curves say, layers what running the model without them says (`layers.py`). Both
-are nats an example, so they add up. The best shapes of different depths are made, repaired and run before one is taken:
-far from the dense model, curves are too hopeful.
+are nats an example, so they add up. The best shape and one with fewer layers are made, repaired and run before one is
+taken: far from the dense model, curves are too hopeful.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from shearling.models.structure import Structure
 from shearling.surgeon.allocate import Curve
 from shearling.surgeon.dials import turn
 
-FINALISTS = 3  # shapes of different depths that are run before one is taken
-NEAR = 3.0  # times the least estimated loss, up to which a shape is one of them
+STEP = 1 / 6  # of the layers: how many fewer the rival of the best shape may have
+NEAR = 3.0  # times the least estimated loss: up to which it is one
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def choose_stock(
             least = min((shape.loss for shape in shapes), default=np.inf)
             if removal.loss >= least or (found and found[0] == [dial.counts[-1] for dial in dials]):
                 break
-        best = _best(shapes, order)
+        best = _best(shapes, order, depth)
         progress(depth, depth)
     told = {
         "layers": [list(stay) for stay in best.cut.layers or ()],
@@ -114,11 +114,22 @@ class _Shape:
     counts: list[int]
 
 
-def _best(shapes: Sequence[_Shape], order: LayerOrder) -> _Shape:
-    """The shape with the least loss: measured, where several are estimated to be near each other."""
-    ranked = sorted(shapes, key=lambda shape: shape.loss)
-    near = [shape for shape in ranked[:FINALISTS] if shape.loss <= NEAR * ranked[0].loss]
-    return near[0] if len(near) == 1 else min(near, key=lambda shape: order.measured(shape.cut))
+def _best(shapes: Sequence[_Shape], order: LayerOrder, depth: int) -> _Shape:
+    """The shape with the least estimated loss, or one with fewer layers where that runs better.
+
+    shapes  the most layers first
+    depth   layers of the dense model
+
+    Curves are too hopeful far from the dense model, so estimates favour many layers with narrow FFNs.
+    """
+    losses = [shape.loss for shape in shapes]
+    best = losses.index(min(losses))
+    rivals = shapes[best + 1 : best + 1 + max(1, round(STEP * depth))]
+    rivals = [shape for shape in rivals if shape.loss <= NEAR * losses[best]]
+    if not rivals:
+        return shapes[best]
+    pair = [shapes[best], rivals[-1]]
+    return min(zip(order.measured([shape.cut for shape in pair]), pair, strict=True), key=lambda one: one[0])[1]
 
 
 def _stepped(dial: Dial, multiple_of: int) -> Dial:

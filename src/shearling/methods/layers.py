@@ -8,20 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from shearling.engine.bridges import Map, divergences_without, layer_maps
 from shearling.engine.distributed import rank_and_world
-from shearling.engine.divergence import divergences
 from shearling.engine.hooks import device_of
 from shearling.engine.memory import with_smaller_batches
 from shearling.engine.moments import Moments
-from shearling.engine.progress import Stages
-from shearling.engine.teacher_states import TeacherStates
 from shearling.methods.method import Method
-from shearling.models.cut import Cut
 from shearling.models.stock import Layers, all_layers, less, removable_layers
 from shearling.models.structure import Structure
 from shearling.sample.batch import Batch
@@ -29,9 +25,8 @@ from shearling.sample.sample import Sample
 from shearling.surgeon.refit import refit
 
 T = TypeVar("T")
-FITTED = 256  # examples that maps are fitted to, and repairs tried on
-RANKED = 64  # examples that outputs are compared on, to find the layer that goes next
-JUDGED = 128  # and to say which of the shapes that were repaired is the best
+FITTED = 256  # examples that maps are fitted to
+JUDGED = 128  # examples that outputs are compared on
 CANDIDATES = 3  # layers tried at each further removal: those that cost least when they went alone
 
 
@@ -80,14 +75,15 @@ class LayerOrder:
         self._found.append(Removal(layers, max(loss, self._found[-1].loss)))
         return True
 
-    def _judges(self, examples: int) -> Sample:
-        """The examples that outputs are compared on: at most a quarter of a small sample."""
-        return self.sample.drawn(min(examples, max(self.sample.examples // 4, 1)), 0)
+    @property
+    def _judges(self) -> Sample:
+        """The examples that outputs are compared on: a quarter of a small sample."""
+        return self.sample.drawn(min(JUDGED, max(self.sample.examples // 4, 1)), 0)
 
     @property
     def _fitted(self) -> Sample:
         """Examples for fits; a sample of one has no other."""
-        rest = self.sample.without(self._judges(JUDGED))
+        rest = self.sample.without(self._judges)
         return (rest if rest.groups else self.sample).drawn(FITTED, 0)
 
     def _over(self, sample: Sample, stage: Callable[[Sequence[Batch]], T]) -> T:
@@ -107,22 +103,8 @@ class LayerOrder:
         if not self._maps:
             self._maps = self._over(self._fitted, lambda batches: layer_maps(dense, batches, _solve, precision))
         return self._over(
-            self._judges(RANKED), lambda batches: divergences_without(dense, options, self._maps, batches, precision)
+            self._judges, lambda batches: divergences_without(dense, options, self._maps, batches, precision)
         )
-
-    def measured(self, cuts: Sequence[Cut]) -> list[float]:
-        """The divergence of each cut model, once it is repaired."""
-        dense, precision = self.structure.model, self.method.precision
-        states = TeacherStates.on(device_of(dense))
-
-        def repaired(batches: Sequence[Batch]) -> list[Any]:
-            students = [cut.student(self.structure) for cut in cuts]
-            for student in students:
-                self.method.repair(self.structure, student, batches, stages=Stages(None), states=states)
-            return [student.model for student in students]
-
-        students = self._over(self._fitted, repaired)
-        return self._over(self._judges(JUDGED), lambda batches: divergences(dense, students, batches, precision))
 
 
 def _solve(fit: Moments, held_out: Moments) -> Map:

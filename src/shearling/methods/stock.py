@@ -1,8 +1,7 @@
 """Stock shapes: one width, one number of heads and a number of layers, chosen together for the least estimated loss.
 
 Widths and heads cost what the method's curves say, layers what running the model without them says (`layers.py`). Both
-are nats an example, so they add up. The best shape and one with fewer layers are made, repaired and run before one is
-taken: far from the dense model, curves are too hopeful.
+are nats an example, so they add up.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from shearling.models.structure import Structure
 from shearling.surgeon.allocate import Curve
 from shearling.surgeon.dials import turn
 
-STEP = 1 / 6  # of the layers: how many fewer the rival of the best shape may have
-NEAR = 3.0  # times the least estimated loss: up to which it is one
+HOPEFUL = 3.0  # times what curves say is the loss of one width for all layers, run on other examples (docs/method.md)
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ def choose_stock(
     stages: Stages,
 ) -> Choice:
     """The width, the heads and the layers with the least estimated loss within every budget."""
-    losses = method.losses(evidence, structure, lengths)
+    losses = [HOPEFUL * loss for loss in method.losses(evidence, structure, lengths)]
     dials = [_stepped(dial, multiple_of) for dial in dials_of(structure)]
     _check_reach(structure, dials, limits)
     shapes = []
@@ -91,8 +89,8 @@ def choose_stock(
             least = min((shape.loss for shape in shapes), default=np.inf)
             if removal.loss >= least or (found and found[0] == [dial.counts[-1] for dial in dials]):
                 break
-        best = _best(shapes, order, depth)
         progress(depth, depth)
+    best = min(shapes, key=lambda shape: shape.loss)
     told = {
         "layers": [list(stay) for stay in best.cut.layers or ()],
         "dials": [
@@ -112,24 +110,6 @@ class _Shape:
     loss: float
     cut: Cut
     counts: list[int]
-
-
-def _best(shapes: Sequence[_Shape], order: LayerOrder, depth: int) -> _Shape:
-    """The shape with the least estimated loss, or one with fewer layers where that runs better.
-
-    shapes  the most layers first
-    depth   layers of the dense model
-
-    Curves are too hopeful far from the dense model, so estimates favour many layers with narrow FFNs.
-    """
-    losses = [shape.loss for shape in shapes]
-    best = losses.index(min(losses))
-    rivals = shapes[best + 1 : best + 1 + max(1, round(STEP * depth))]
-    rivals = [shape for shape in rivals if shape.loss <= NEAR * losses[best]]
-    if not rivals:
-        return shapes[best]
-    pair = [shapes[best], rivals[-1]]
-    return min(zip(order.measured([shape.cut for shape in pair]), pair, strict=True), key=lambda one: one[0])[1]
 
 
 def _stepped(dial: Dial, multiple_of: int) -> Dial:

@@ -305,8 +305,12 @@ def _measure(
     length: float | None,
     watcher: Watcher | None,
     constraint: Constraint | None = None,
+    shape: Shape = "uneven",
 ) -> Plan:
-    """The measurement. Where only one constraint is to be met, on a CPU, it may stop at fewer examples."""
+    """The measurement. Where only one constraint is to be met, on a CPU, it may stop at fewer examples.
+
+    Not for stock shapes: they lose more at the same budget, and their fits gain more from examples.
+    """
     model = structure.model
     longest = positions_of(model.config) or MOST_TOKENS
     if length is not None and not 1 <= length <= longest:
@@ -324,7 +328,7 @@ def _measure(
     look = partial(method.measure, structure, seed=seed, stages=stages)
     limits = [] if constraint is None or constraint.latency is not None else constraint.limits(structure, lengths)
     first = sample
-    if samples == "auto" and limits and device_of(model).type == "cpu":
+    if samples == "auto" and limits and shape == "uneven" and device_of(model).type == "cpu":
         first = sample.drawn(method.first_look(structure, sample), seed)
     expected = estimate(structure, first, lengths, min((limit.ratio for limit in limits), default=1.0))
     stages.say(str(expected))
@@ -374,7 +378,7 @@ def prune(
     chosen = method_of(method)
     check_shape(checked_shape(shape), chosen, structure)
     found = checked_table(table, latency, structure)
-    plan = _measure(structure, data, chosen, samples, seed, length, watcher, constraint)
+    plan = _measure(structure, data, chosen, samples, seed, length, watcher, constraint, shape)
     return plan._prune(constraint, found, batch_size, seq_len, correct, multiple_of, shape)
 
 

@@ -25,7 +25,7 @@ from shearling.sample.sample import Sample
 from shearling.surgeon.refit import refit
 
 T = TypeVar("T")
-FITTED = 256  # examples that maps are fitted to
+FITTED = 512  # examples that maps are fitted to
 JUDGED = 128  # examples that outputs are compared on
 CANDIDATES = 3  # layers tried at each further removal: those that cost least when they went alone
 

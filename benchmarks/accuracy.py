@@ -1,16 +1,19 @@
 """Accuracy of both methods over tasks, budgets and seeds: the table at the top of docs/results.md.
 
     python benchmarks/accuracy.py --models MODELS --data DATA --seeds 0,1,2,3,4
+    python benchmarks/accuracy.py --models MODELS --data DATA --seeds 0 --shape stock [--polish off]
 
 MODELS holds one fine-tuned model a task (`python ../shared/tools/assemble_models.py MODELS`), DATA the task's
 TASK.train.* and TASK.dev.* files. The sample is 2,048 training examples drawn by the seed; `surgeon` sees no labels.
-Points are kept in OUT/points.jsonl, so that an interrupted run goes on; the table goes to OUT/accuracy.json.
+Points are kept in OUT/points.jsonl, so that an interrupted run goes on; the table goes to OUT/accuracy.json, that of
+stock shapes to OUT/accuracy-stock.json or OUT/accuracy-stock-polish-off.json.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,15 +25,19 @@ from common import PAPER, SURGEON, Lab, arguments, execute, lab_of  # noqa: E402
 from tables import BENCHMARKS, put, read  # noqa: E402
 
 BUDGETS = (0.7, 0.5, 0.3, 0.2, 0.1, 0.05)
+STOCK_BUDGETS = (0.6, 0.5, 0.35)
 METHODS = (SURGEON, PAPER)
 TITLES = {"sst2": "SST-2", "stsb": "STS-B", "mrpc": "MRPC", "qnli": "QNLI"}
 
 
-def rows(lab: Lab, methods: str = "", budgets: str = "") -> Iterator[dict[str, Any]]:
-    for method in [m for m in METHODS if m.name in methods] or METHODS:
-        for flops in [float(budget) for budget in budgets.split(",") if budget] or BUDGETS:
+def rows(lab: Lab, methods: str = "", budgets: str = "", polish: str = "auto") -> Iterator[dict[str, Any]]:
+    known = METHODS if lab.shape == "uneven" else (SURGEON,)
+    asked = [float(budget) for budget in budgets.split(",") if budget]
+    for method in [m for m in known if m.name in methods] or known:
+        used = replace(method, polish=polish) if polish != "auto" else method
+        for flops in asked or (BUDGETS if lab.shape == "uneven" else STOCK_BUDGETS):
             for task in lab.tasks:
-                yield {"method": method.name, **lab.mean(task, method, flops)}
+                yield {"method": method.name, **lab.mean(task, used, flops)}
 
 
 def table(found: list[dict[str, Any]]) -> str:
@@ -57,12 +64,17 @@ def main() -> None:
     parser.set_defaults(out=Path(__file__).parent / "results", seeds="0,1,2,3,4")
     parser.add_argument("--methods", default="", help="surgeon or paper alone")
     parser.add_argument("--budgets", default="", help="comma-separated, instead of the table's")
+    parser.add_argument("--shape", default="uneven", choices=("uneven", "stock"))
+    parser.add_argument("--polish", default="auto", choices=("auto", "off"))
     parser.add_argument("--write-docs", action="store_true", help="only put the kept results into docs/results.md")
     if "--write-docs" in sys.argv:
         put("docs/results.md", "results", table(read(BENCHMARKS / "accuracy.json")["rows"]))
         return
     options = parser.parse_args()
-    print(table(execute("accuracy", partial(rows, methods=options.methods, budgets=options.budgets), lab_of(options))))
+    lab = replace(lab_of(options), shape=options.shape)
+    variant = ["stock"] * (options.shape == "stock") + ["polish-off"] * (options.polish == "off")
+    made = partial(rows, methods=options.methods, budgets=options.budgets, polish=options.polish)
+    print(table(execute("-".join(["accuracy", *variant]), made, lab)))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from shearling.data import Rows, encode, find_task, read_rows
 from shearling.evaluation.exam import Exam, make_exam
 from shearling.latency.timing import device_name
 from shearling.methods import Method, Paper, Surgeon
+from shearling.methods.ranges import Shape
 from shearling.pipeline import Plan, Pruned, measure
 from shearling.sample.read import sample_of
 from shearling.sample.sample import Sample
@@ -105,6 +106,7 @@ class Lab:
     batch_size: int = 32
     deadline: float | None = None
     fresh: bool = False
+    shape: Shape = "uneven"
     _benches: dict[str, Bench] = field(default_factory=dict)
     _plans: OrderedDict[Any, Plan] = field(default_factory=OrderedDict)
     _samples: OrderedDict[Any, Sample] = field(default_factory=OrderedDict)
@@ -146,14 +148,15 @@ class Lab:
         return replace(plan, method=method)
 
     def pruned(self, task: str, method: Method, flops: float, seed: int = 0, samples: int | None = None) -> Pruned:
-        return self.plan(task, method, seed, samples).prune(flops=flops)
+        return self.plan(task, method, seed, samples).prune(flops=flops, shape=self.shape)
 
     def point(self, task: str, method: Method, flops: float, seed: int = 0, samples: int | None = None) -> Row:
         """One pruned model, scored; from the store if it was done before."""
         samples = samples or self.samples
         settings = {"method": method.name, **asdict(method)}  # type: ignore[call-overload]
         settings.pop("seed", None)
-        key = json.dumps([task, settings, flops, seed, samples, self.limit], sort_keys=True)
+        stock = [] if self.shape == "uneven" else [self.shape]
+        key = json.dumps([task, settings, flops, seed, samples, self.limit, *stock], sort_keys=True)
 
         def score() -> Row:
             pruned = self.pruned(task, method, flops, seed, samples)
@@ -166,6 +169,7 @@ class Lab:
                 "seconds": {**report.seconds, "total": sum(report.seconds.values())},
                 "evaluate_seconds": result.seconds, "layers": report.layers,
                 "notes": [r.note for r in report.repairs if r.note], "polish": report.polish,
+                "stock": report.stock,
             }  # fmt: skip
 
         return self.kept(key, score)

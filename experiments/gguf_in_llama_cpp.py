@@ -3,8 +3,8 @@
     python experiments/gguf_in_llama_cpp.py --dense FILE.gguf --pruned DIR --text test.txt --data valid.txt
 
 Both models are exported in each precision, q4_0 also rounded by the inputs of each layer on `--data`. Greedy tokens
-and perplexity are compared with PyTorch in float32 on texts that the sample does not hold; dense and pruned files
-generate in turns. Needs `shearling[gguf]` and llama-cpp-cffi.
+and perplexity are compared with PyTorch in float32 on texts that the sample does not hold; dense and pruned files read
+a prompt and generate in turns, at each number of threads. Needs `shearling[gguf]` and llama-cpp-cffi.
 
 llama-cpp-cffi is built with GCC 13. Where the system's libstdc++ is older, it lacks one function, and this stands in:
 
@@ -108,17 +108,24 @@ def _shared(a: list[int], b: list[int]) -> float:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y), len(a)) / len(a)
 
 
-def speed(engines: dict[str, LlamaCpp], prompt: list[int]) -> dict[str, float]:
-    """Tokens a second while generating, in turns; the median of the rounds."""
-    found: dict[str, list[float]] = {name: [] for name in engines}
+def speed(files: dict[str, Path], threads: int, window: list[int]) -> dict[str, dict[str, float]]:
+    """Tokens a second of a prompt and of generation, the files in turns; the median of the rounds."""
+    torch.set_num_threads(threads)
+    engines = {name: LlamaCpp(path) for name, path in files.items()}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
     for round_ in range(ROUNDS + 1):
         for name, engine in engines.items():
-            engine.greedy(prompt, 1)
-            began = time.perf_counter()
-            engine.greedy(prompt[:1], NEW)
+            seconds = [_seconds(engine, window, 1), _seconds(engine, window[:1], NEW)]
             if round_:
-                found[name].append(NEW / (time.perf_counter() - began))
-    return {name: statistics.median(values) for name, values in found.items()}
+                found[name].append((len(window) / seconds[0], NEW / seconds[1]))
+    rates = {name: map(statistics.median, zip(*values, strict=True)) for name, values in found.items()}
+    return {name: dict(zip(("prompt", "generation"), pair, strict=True)) for name, pair in rates.items()}
+
+
+def _seconds(engine: LlamaCpp, tokens: list[int], count: int) -> float:
+    began = time.perf_counter()
+    engine.greedy(tokens, count)
+    return time.perf_counter() - began
 
 
 def write(model: Any, path: Path, variant: str, source: str, calibration: list[list[int]]) -> None:
@@ -139,6 +146,7 @@ def main() -> None:
     parser.add_argument("--variants", default=",".join([*gguf.FILE_TYPES, "q4_0+data"]))
     parser.add_argument("--windows", type=int, default=12, help="of 256 tokens, for the perplexity")
     parser.add_argument("--prompts", type=int, default=20, help="that 32 tokens are generated after")
+    parser.add_argument("--threads", default="1,2", help="comma-separated, for the speed")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gguf_in_llama_cpp.json")
     options = parser.parse_args()
     if not has_llama_cpp():
@@ -152,15 +160,16 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for variant in options.variants.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            engines, sizes = {}, {}
+            files = {name: Path(folder) / f"{name}.gguf" for name in models}
             for name, model in models.items():
-                path = Path(folder) / f"{name}.gguf"
-                write(model, path, variant, options.dense, calibration[:CALIBRATION])
-                engines[name], sizes[name] = LlamaCpp(path), path.stat().st_size
-            rates = speed(engines, prompts[0])
-            for name, engine in engines.items():
-                row = {"model": name, "variant": variant, "bytes": sizes[name], "faster": rates[name] / rates["dense"]}
-                rows.append(row | compare(expected[name], engine, windows, prompts, tokenizer))
+                write(model, files[name], variant, options.dense, calibration[:CALIBRATION])
+            rates = {int(count): speed(files, int(count), windows[0]) for count in options.threads.split(",")}
+            for name, path in files.items():
+                row = {"model": name, "variant": variant, "bytes": path.stat().st_size, "tokens_per_second": {}}
+                for count, rate in rates.items():
+                    times = {f"{kind}_faster": rate[name][kind] / rate["dense"][kind] for kind in rate[name]}
+                    row["tokens_per_second"][count] = rate[name] | times
+                rows.append(row | compare(expected[name], LlamaCpp(path), windows, prompts, tokenizer))
                 print(json.dumps(rows[-1]), flush=True)
         options.out.write_text(json.dumps({"runtime": runtime(), "rows": rows}, indent=1) + "\n", encoding="utf-8")
 

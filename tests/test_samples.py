@@ -38,6 +38,13 @@ def test_a_small_estimated_loss_is_enough(few: None, monkeypatch: pytest.MonkeyP
     assert pruned.report.examples == 16
 
 
+def test_stock_shapes_take_all_examples(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The estimate is of uneven shapes, and says nothing of what one size for all layers loses."""
+    monkeypatch.setattr(surgeon, "SETTLED", float("inf"))
+    pruned = shearling.prune(model_of("bert"), batches_of(16, 4), flops=0.5, shape="stock")
+    assert samples_of(pruned)["used"] == 64
+
+
 def test_a_large_one_takes_all_examples_and_the_same_units(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two looks add up to one: the curvature is that of all examples."""
     monkeypatch.setattr(surgeon, "SETTLED", 0.0)

@@ -17,12 +17,15 @@ import shearling
 from families import outputs_of, tiny_batches, tiny_model
 from latency.tables import table_of
 from shearling.costs import Constraint
-from shearling.engine.divergence import divergences
+from shearling.engine.bridges import divergences_without
+from shearling.engine.divergence import of_examples
 from shearling.errors import ConstraintError, InputError, UnsupportedArchitecture
 from shearling.latency import meet
 from shearling.methods import stock
+from shearling.models.stock import all_layers, less, removable_layers, without_layers
 from shearling.models.structure import structure_of
 from shearling.pipeline import measure
+from shearling.sample.read import sample_of
 from tiny import batches_of, inputs_of, model_of
 
 ABROAD = """
@@ -74,10 +77,11 @@ def test_loads_where_shearling_cannot_be_imported(tmp_path: Path) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.fixture
-def estimated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The least estimate is taken as it is."""
-    monkeypatch.setattr(stock, "FINALISTS", 1)
+def divergence(dense: Any, pruned: Any, batches: Any) -> float:
+    """The mean over all examples."""
+    with torch.no_grad():
+        each = [of_examples(dense, dense(**b.inputs), pruned(**b.inputs), b) for b in batches]
+    return float(torch.cat(each).mean())
 
 
 def widths(model: Any) -> list[dict[str, int]]:
@@ -89,13 +93,12 @@ def deep() -> Any:
     return model_of("bert", num_hidden_layers=4)
 
 
-@pytest.mark.usefixtures("estimated")
 @pytest.mark.parametrize("asked", [{"flops": 0.7}, {"flops": 0.45}, {"params": 0.3}, {"flops": 0.6, "params": 0.5}])
 def test_the_dials_are_the_best_of_all(deep: Any, asked: dict[str, float]) -> None:
     plan = measure(deep, batches_of(), method="surgeon")
     pruned = plan.prune(**asked, shape="stock", multiple_of=1)
     limits = Constraint.of(**asked).limits(plan.structure, plan.lengths)
-    losses = plan.method.losses(plan.evidence, plan.structure, plan.lengths)
+    losses = [stock.HOPEFUL * loss for loss in plan.method.losses(plan.evidence, plan.structure, plan.lengths)]
     totals = []
     for removal, width in itertools.product(list(plan._layer_order), range(1, 49)):
         counts = [
@@ -112,10 +115,9 @@ def test_the_dials_are_the_best_of_all(deep: Any, asked: dict[str, float]) -> No
     assert len({tuple(sizes.items()) for sizes in widths(pruned.model)}) == 1
 
 
-@pytest.mark.usefixtures("estimated")
 def test_key_value_groups_go_too() -> None:
     plan = measure(tiny_model("llama"), tiny_batches("llama"), method="surgeon")
-    losses = plan.method.losses(plan.evidence, plan.structure, plan.lengths)
+    losses = [stock.HOPEFUL * loss for loss in plan.method.losses(plan.evidence, plan.structure, plan.lengths)]
     limits = Constraint.of(params=0.4).limits(plan.structure, plan.lengths)
     pruned = plan.prune(params=0.4, shape="stock", multiple_of=1)
     totals = []
@@ -145,7 +147,7 @@ def test_a_layer_that_does_nothing_goes_first_and_costs_nothing(idle: int) -> No
     assert pruned.report.stock["loss"] == pytest.approx(0, abs=1e-4)
     assert pruned.report.layers[idle] == {"heads": 0, "filters": 0}
     assert pruned.model.config.num_hidden_layers == 2
-    assert divergences(model, [pruned.model], plan.sample.cut(10**6), "float32")[0] == pytest.approx(0, abs=1e-3)
+    assert divergence(model, pruned.model, plan.sample.cut(10**6)) == pytest.approx(0, abs=1e-3)
 
 
 def test_the_layer_after_a_gap_makes_up_for_it(deep: Any) -> None:
@@ -155,21 +157,22 @@ def test_the_layer_after_a_gap_makes_up_for_it(deep: Any) -> None:
     found = plan.prune(flops=0.5, shape="stock")
     assert any(not len(units) for units in found.kept)  # a layer is gone
     raw = measure(deep, batches, method=shearling.Surgeon(refit=False)).prune(flops=0.5, shape="stock")
-    there, here = divergences(deep, [raw.model, found.model], plan.sample.cut(10**6), "float32")
+    there, here = (divergence(deep, one.model, plan.sample.cut(10**6)) for one in (raw, found))
     assert here < 0.5 * there
 
 
-def test_of_shapes_that_are_near_the_one_that_runs_best_is_taken(deep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = measure(deep, batches_of(), method="surgeon")
-    monkeypatch.setattr(stock, "NEAR", 1e9)
-    seen = {}
-    monkeypatch.setattr(
-        stock.LayerOrder, "measured", lambda self, cut: seen.setdefault(cut.layers, 1 / (1 + len(seen)))
-    )
-    pruned = plan.prune(flops=0.6, shape="stock")
-    assert pruned.report.stock is not None
-    assert len(seen) > 1
-    assert pruned.report.stock["layers"] == [list(min(seen, key=lambda layers: seen[layers])[0])]
+@pytest.mark.parametrize("family", ["bert", "llama", "t5", "mpnet"])
+def test_layers_are_judged_as_a_copy_without_them_is(family: str) -> None:
+    """With maps that change nothing, the dense model without its layers is the model that lacks them."""
+    dense = structure_of(tiny_model(family))
+    options = [less(all_layers(dense), one) for one in removable_layers(dense)]
+    batches = sample_of(tiny_batches(family)).cut(10**6)
+    width = dense.model.config.hidden_size
+    maps = [[(torch.eye(width), None)] * len(stack.layers) for stack in dense.stacks]
+    found = divergences_without(dense, options, maps, batches, "float32")
+    copies = [without_layers(dense, layers).model for layers in options]
+    assert len(options) >= 2
+    assert found == pytest.approx([divergence(dense.model, one, batches) for one in copies], rel=1e-3)
 
 
 def test_the_least_that_can_be_reached_is_named_and_can_be_reached(deep: Any) -> None:

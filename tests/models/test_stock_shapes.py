@@ -19,7 +19,7 @@ from shearling.sample.read import sample_of
 from shearling.verify import check_cut
 from tiny import inputs_of
 
-NEVER = {"swin", "swin-padded", "dinov2", "dinov2-gated", "dinov2_with_registers"}
+NEVER = {"swin", "swin-padded"}
 HEADS = {"llama", "mistral", "qwen2", "qwen3", "gemma", "smollm3", "phi3", "gemma2", "gemma3"}
 
 
@@ -72,6 +72,22 @@ def test_stacks_that_read_one_field_share_a_dial() -> None:
     t5, bart = (dials_of(structure_of(tiny_model(name))) for name in ("t5", "bart"))
     assert [len(dial.sublayers) for dial in t5 if dial.kind == "filters"] == [4]
     assert [len(dial.sublayers) for dial in bart if dial.kind == "filters"] == [2, 2]
+
+
+def test_widths_that_are_a_multiple_of_the_hidden_size() -> None:
+    widths = {
+        name: next(dial.counts for dial in dials_of(structure_of(tiny_model(name))) if dial.kind == "filters")
+        for name in ("dinov2", "dinov2-gated")
+    }
+    assert widths["dinov2"] == (32, 64)
+    assert len(widths["dinov2-gated"]) == 1  # rounded from the ratio: it stays
+
+
+def test_layers_stay_where_inner_features_are_read() -> None:
+    model = tiny_model("dinov2")
+    assert removable_layers(structure_of(model))
+    model.config.set_output_features_output_indices(out_features=["stage1"], out_indices=None)
+    assert not removable_layers(structure_of(model))
 
 
 def test_head_counts_that_the_configuration_refuses_are_left_out() -> None:

@@ -7,17 +7,20 @@ gap, and running the model, tells the loss without repairing anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shearling.engine.hooks import device_of, flat, frozen, split_call
-from shearling.engine.layerwise import run_layer, start_run
+from shearling.engine.divergence import of_examples
+from shearling.engine.hooks import device_of, flat, frozen, run, split_call
+from shearling.engine.layerwise import replaced, returning, run_layer, start_run
 from shearling.engine.moments import Moments
 from shearling.engine.precision import Precision, kernels
-from shearling.models.stock import Layers, without_layers
+from shearling.models.stock import Layers
 from shearling.models.structure import Share, Structure
 from shearling.sample.batch import Batch
 
@@ -49,26 +52,66 @@ def layer_maps(structure: Structure, batches: Sequence[Batch], solve: Solve, pre
     return found
 
 
-def bridged(structure: Structure, layers: Layers, maps: Sequence[Sequence[Map]]) -> Any:
-    """A copy of the model with these layers, and a map in every gap that a layer follows; to run and throw away."""
-    student = without_layers(structure, layers, shared=True)
-    for stack, mapped in zip(student.stacks, maps, strict=True):
-        before = (-1, *stack.dense_numbers)
-        for layer, last, now in zip(stack.layers, before, stack.dense_numbers, strict=False):
-            if now > last + 1:
-                layer.register_forward_pre_hook(_mapping(mapped[last + 1 : now]), with_kwargs=True)
-    return student.model
+def divergences_without(
+    structure: Structure,
+    options: Sequence[Layers],
+    maps: Sequence[Sequence[Map]],
+    batches: Sequence[Batch],
+    precision: Precision,
+) -> list[float]:
+    """For each choice of layers that stay, how far the outputs are from those of all layers; the mean over examples.
+
+    The dense model itself is run. Layers before the first gap give what they gave in the run of all layers.
+    """
+    model = structure.model
+    totals = [0.0] * len(options)
+    with frozen(model), torch.inference_mode(), kernels(precision):
+        for batch in batches:
+            here = batch.to(device_of(model))
+            outputs, wanted = _recorded(structure, here, precision)
+            for number, layers in enumerate(options):
+                with _without(structure, layers, maps, outputs):
+                    found = run(model, here, precision)
+                totals[number] += float(of_examples(model, wanted, found, here).sum())
+    return [total / sum(map(len, batches)) for total in totals]
 
 
-def _mapping(maps: Sequence[Map]) -> Any:
-    """A hook that sends the stream through the maps of the layers that are gone, one after the other."""
+def _recorded(structure: Structure, batch: Batch, precision: Precision) -> tuple[dict[nn.Module, Any], Any]:
+    """What every layer returns, and the outputs of the model."""
+    outputs: dict[nn.Module, Any] = {}
+    with ExitStack() as hooks:
+        for stack in structure.stacks:
+            for layer in stack.layers:
+                hooks.callback(layer.register_forward_hook(lambda m, _, out: outputs.update({m: out})).remove)
+        return outputs, run(structure.model, batch, precision)
 
-    def hook(
-        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        hidden, rest, named = split_call(args, kwargs)
-        for weight, bias in maps:
-            hidden = torch.nn.functional.linear(hidden, weight.to(hidden), None if bias is None else bias.to(hidden))
-        return (hidden, *rest), named
 
-    return hook
+@contextmanager
+def _without(
+    structure: Structure, layers: Layers, maps: Sequence[Sequence[Map]], outputs: dict[nn.Module, Any]
+) -> Iterator[None]:
+    """Maps in the place of the layers that go; what follows the last layer that stays is left out."""
+    same = True  # as in the dense model, up to here
+    with ExitStack() as places:
+        for stack, stay, mapped in zip(structure.stacks, layers, maps, strict=True):
+            for depth, layer in enumerate(stack.layers):
+                if depth not in stay:
+                    same = False
+                    linear = mapped[depth] if depth < max(stay) else None
+                    places.enter_context(replaced(layer, _mapping(linear, outputs[layer])))
+                elif same:
+                    places.enter_context(returning(layer, outputs[layer]))
+        yield
+
+
+def _mapping(linear: Map | None, output: Any) -> Callable[..., Any]:
+    """A forward of a layer that is gone: what enters it, mapped, in the form of what the layer returned before."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        hidden, _, _ = split_call(args, kwargs)
+        if linear is not None:
+            weight, bias = linear
+            hidden = F.linear(hidden, weight.to(hidden), None if bias is None else bias.to(hidden))
+        return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+    return forward

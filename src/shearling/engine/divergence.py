@@ -7,31 +7,14 @@ change. So a divergence can be added to, and compared with, the error curves of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from shearling.engine.distance import bernoulli, divergence
-from shearling.engine.hooks import device_of, frozen, run
 from shearling.engine.losses import embeddings, is_multi_label, is_regression, only, token_mask
-from shearling.engine.precision import Precision
 from shearling.sample.batch import Batch
-
-
-def divergences(teacher: Any, students: Sequence[Any], batches: Sequence[Batch], precision: Precision) -> list[float]:
-    """The mean over the examples, for each student; the teacher runs once for all of them."""
-    totals = [0.0] * len(students)
-    with torch.inference_mode(), frozen(teacher):
-        for batch in batches:
-            here = batch.to(device_of(teacher))
-            wanted = run(teacher, here, precision)
-            for number, student in enumerate(students):
-                with frozen(student):
-                    found = run(student, here, precision)
-                totals[number] += float(of_examples(teacher, wanted, found, here).sum())
-    return [total / sum(map(len, batches)) for total in totals]
 
 
 def of_examples(model: Any, wanted: Any, found: Any, batch: Batch) -> Tensor:

@@ -7,7 +7,7 @@ there; the output of its attention is kept, so that the attention need not run a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -179,16 +179,21 @@ def _is_one_tensor(output: Any) -> bool:
 
 
 @contextmanager
-def returning(module: nn.Module, output: Any) -> Iterator[None]:
-    """The module returns this output, whatever it is called with."""
+def replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """The module computes this instead."""
     before = vars(module).get("forward")  # a forward of the instance, over that of its class
-    module.forward = lambda *args, **kwargs: output
+    module.forward = forward
     try:
         yield
     finally:
         del module.forward
         if before is not None:
             module.forward = before
+
+
+def returning(module: nn.Module, output: Any) -> AbstractContextManager[None]:
+    """The module returns this output, whatever it is called with."""
+    return replaced(module, lambda *args, **kwargs: output)
 
 
 def start_run(model: nn.Module, stack: Stack, batches: Sequence[Batch], precision: Precision) -> LayerwiseRun:

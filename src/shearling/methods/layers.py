@@ -1,26 +1,23 @@
 """The order in which whole layers go, and what that costs: found by running the model without them.
 
 which goes next     the one whose removal, with a least-squares map in its place, changes the outputs least
-what it costs       the divergence of the outputs after the usual repair, on examples that the repair has not seen
+what it costs       that change: the divergence of the outputs, on examples that the map has not seen
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
-from shearling.engine.bridges import Map, bridged, layer_maps
+from shearling.engine.bridges import Map, divergences_without, layer_maps
 from shearling.engine.distributed import rank_and_world
-from shearling.engine.divergence import divergences
 from shearling.engine.hooks import device_of
 from shearling.engine.memory import with_smaller_batches
 from shearling.engine.moments import Moments
-from shearling.engine.progress import Stages
 from shearling.methods.method import Method
-from shearling.models.cut import Cut
 from shearling.models.stock import Layers, all_layers, less, removable_layers
 from shearling.models.structure import Structure
 from shearling.sample.batch import Batch
@@ -28,9 +25,9 @@ from shearling.sample.sample import Sample
 from shearling.surgeon.refit import refit
 
 T = TypeVar("T")
-FITTED = 512  # examples that a repair is tried on, to see what the loss of layers costs
+FITTED = 512  # examples that maps are fitted to
 JUDGED = 128  # examples that outputs are compared on
-CANDIDATES = 4  # layers tried at each further removal: those that cost least when they went alone
+CANDIDATES = 3  # layers tried at each further removal: those that cost least when they went alone
 
 
 @dataclass(frozen=True)
@@ -49,7 +46,7 @@ class LayerOrder:
     sample: Sample
     method: Method
     _found: list[Removal] = field(default_factory=list)
-    _alone: list[tuple[float, tuple[int, int]]] = field(default_factory=list)  # (loss, layer), the least first
+    _alone: dict[tuple[int, int], float] = field(default_factory=dict)  # the loss where only this layer goes
     _maps: list[list[Map]] = field(default_factory=list)
 
     def __iter__(self) -> Iterator[Removal]:
@@ -68,18 +65,14 @@ class LayerOrder:
         left = [(s, n) for s, n in removable_layers(self.structure) if n in layers[s] and len(layers[s]) > 1]
         if not left:
             return False
+        if self._alone:
+            left = sorted(left, key=self._alone.__getitem__)[:CANDIDATES]
+        options = [less(layers, one) for one in left]
+        losses = self._run_without(options)
         if not self._alone:
-            tried = self._run_without([less(layers, one) for one in left])
-            self._alone = sorted(zip(tried, left, strict=True))
-        left = [one for _, one in self._alone if one in left]
-        if len(self._found) == 1:
-            layers = less(layers, left[0])
-        else:
-            options = [less(layers, one) for one in left[:CANDIDATES]]
-            losses = self._run_without(options)
-            layers = options[losses.index(min(losses))]
-        whole = Cut([torch.arange(s.units) for s in self.structure.sublayers], layers)
-        self._found.append(Removal(layers, max(self.measured(whole), self._found[-1].loss)))
+            self._alone = dict(zip(left, losses, strict=True))
+        loss, layers = min(zip(losses, options, strict=True))
+        self._found.append(Removal(layers, max(loss, self._found[-1].loss)))
         return True
 
     @property
@@ -89,7 +82,7 @@ class LayerOrder:
 
     @property
     def _fitted(self) -> Sample:
-        """Examples for repairs; a sample of one has no other."""
+        """Examples for fits; a sample of one has no other."""
         rest = self.sample.without(self._judges)
         return (rest if rest.groups else self.sample).drawn(FITTED, 0)
 
@@ -104,26 +97,14 @@ class LayerOrder:
             alone=rank_and_world()[1] == 1,
         )
 
-    def _divergences(self, students: Sequence[Any]) -> list[float]:
-        model, precision = self.structure.model, self.method.precision
-        return self._over(self._judges, lambda batches: divergences(model, students, batches, precision))
-
     def _run_without(self, options: Sequence[Layers]) -> list[float]:
         """The divergence of each option, with maps in the place of layers."""
+        dense, precision = self.structure, self.method.precision
         if not self._maps:
-            dense, precision = self.structure, self.method.precision
             self._maps = self._over(self._fitted, lambda batches: layer_maps(dense, batches, _solve, precision))
-        return self._divergences([bridged(self.structure, layers, self._maps) for layers in options])
-
-    def measured(self, cut: Cut) -> float:
-        """The divergence of a cut model, once it is repaired."""
-
-        def repaired(batches: Sequence[Batch]) -> Structure:
-            student = cut.student(self.structure)
-            self.method.repair(self.structure, student, batches, stages=Stages(None))
-            return student
-
-        return self._divergences([self._over(self._fitted, repaired).model])[0]
+        return self._over(
+            self._judges, lambda batches: divergences_without(dense, options, self._maps, batches, precision)
+        )
 
 
 def _solve(fit: Moments, held_out: Moments) -> Map:

@@ -1,8 +1,7 @@
 """Stock shapes: one width, one number of heads and a number of layers, chosen together for the least estimated loss.
 
 Widths and heads cost what the method's curves say, layers what running the model without them says (`layers.py`). Both
-are nats an example, so they add up. The best shapes of different depths are made, repaired and run before one is taken:
-far from the dense model, curves are too hopeful.
+are nats an example, so they add up.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from shearling.models.structure import Structure
 from shearling.surgeon.allocate import Curve
 from shearling.surgeon.dials import turn
 
-FINALISTS = 3  # shapes of different depths that are run before one is taken
-NEAR = 3.0  # times the least estimated loss, up to which a shape is one of them
+HOPEFUL = 3.0  # times what curves say is the loss of one width for all layers, run on other examples (docs/method.md)
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def choose_stock(
     stages: Stages,
 ) -> Choice:
     """The width, the heads and the layers with the least estimated loss within every budget."""
-    losses = method.losses(evidence, structure, lengths)
+    losses = [HOPEFUL * loss for loss in method.losses(evidence, structure, lengths)]
     dials = [_stepped(dial, multiple_of) for dial in dials_of(structure)]
     _check_reach(structure, dials, limits)
     shapes = []
@@ -75,8 +73,8 @@ def choose_stock(
             least = min((shape.loss for shape in shapes), default=np.inf)
             if removal.loss >= least or (found and found[0] == [dial.counts[-1] for dial in dials]):
                 break
-        best = _best(shapes, order)
         progress(depth, depth)
+    best = min(shapes, key=lambda shape: shape.loss)
     told = {
         "layers": [list(stay) for stay in best.cut.layers or ()],
         "dials": [
@@ -96,13 +94,6 @@ class _Shape:
     loss: float
     cut: Cut
     counts: list[int]
-
-
-def _best(shapes: Sequence[_Shape], order: LayerOrder) -> _Shape:
-    """The shape with the least loss: measured, where several are estimated to be near each other."""
-    ranked = sorted(shapes, key=lambda shape: shape.loss)
-    near = [shape for shape in ranked[:FINALISTS] if shape.loss <= NEAR * ranked[0].loss]
-    return near[0] if len(near) == 1 else min(near, key=lambda shape: order.measured(shape.cut))
 
 
 def _stepped(dial: Dial, multiple_of: int) -> Dial:

@@ -133,6 +133,7 @@ class StackRow:
     For stock shapes, which the configuration alone must tell:
 
     filters     the field with the width of every FFN; empty where none says it, and the width stays
+    times       the field that the width is a multiple of, where `filters` has the factor
     depth       the field with the number of layers; empty where none says it, and all layers stay
     head_size   the field with the size of a head; empty where that is the hidden size over the heads, which all stay
     first       whether the first layer differs from the others in its modules, and has to stay
@@ -151,6 +152,7 @@ class StackRow:
     keep_first: int = 0
     repeats: str = ""
     filters: str = "intermediate_size"
+    times: str = ""
     depth: str = "num_hidden_layers"
     head_size: str = ""
     first: bool = False

@@ -62,10 +62,18 @@ def _dial(structure: Structure, row: StackRow, members: list[int]) -> Dial:
     config = _part_of(structure.model.config, row)
     free = hasattr(config, row.filters or "_") if kind == "filters" else bool(row.head_size)
     least = max([1 if free else units, *(s.floor for s in sublayers)])
+    step = _step(row, config) if kind == "filters" and free else 1
     counts = (
-        n for n in range(least, units + 1) if kind == "filters" or _accepted(config, _head_fields(row, config, n))
+        n
+        for n in range(least, units + 1)
+        if n % step == 0 and (kind == "filters" or _accepted(config, _head_fields(row, config, n)))
     )
     return Dial(kind, tuple(members), tuple(counts))
+
+
+def _step(row: StackRow, config: Any) -> int:
+    """Widths are multiples of this: of the field whose multiple the configuration has, where it has one."""
+    return int(getattr(config, row.times)) if row.times else 1
 
 
 def _part_of(config: Any, row: StackRow) -> Any:
@@ -111,9 +119,15 @@ def removable_layers(structure: Structure) -> list[tuple[int, int]]:
     found = []
     for number, stack in enumerate(structure.stacks):
         config = _part_of(structure.model.config, stack.row)
-        if hasattr(config, stack.row.depth or "_") and not getattr(config, stack.row.unless or "_", False):
+        tied = getattr(config, stack.row.unless or "_", False) or _read_inside(config, len(stack.layers))
+        if hasattr(config, stack.row.depth or "_") and not tied:
             found += [(number, layer) for layer in range(int(stack.row.first), len(stack.layers))]
     return found
+
+
+def _read_inside(config: Any, depth: int) -> bool:
+    """Whether a backbone hands out the features of layers before the last."""
+    return getattr(config, "out_indices", None) not in (None, [depth])
 
 
 def all_layers(structure: Structure) -> Layers:
@@ -146,6 +160,9 @@ def without_layers(structure: Structure, layers: Layers, *, shared: bool = False
         for field in PER_LAYER:
             if isinstance(values := getattr(config, field, None), (list, tuple)):
                 setattr(config, field, [values[layer] for layer in stay])
+        if hasattr(config, "stage_names"):  # a backbone's: the embeddings, then every layer
+            config.stage_names = config.stage_names[: len(stay) + 1]
+            config.set_output_features_output_indices(out_features=None, out_indices=None)
     return numbered(structure_of(student), layers)
 
 
@@ -177,7 +194,7 @@ def write_sizes(model: PreTrainedModel) -> None:
         if sublayer.kind == "heads":
             wanted.append((config, _head_fields(stack.row, config, sublayer.units)))
         elif stack.row.filters:
-            wanted.append((config, {stack.row.filters: sublayer.units}))
+            wanted.append((config, {stack.row.filters: sublayer.units // _step(stack.row, config)}))
     for config, fields in wanted:
         for name, value in fields.items():
             setattr(config, name, value)

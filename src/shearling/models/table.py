@@ -33,6 +33,10 @@ _LLAMA: dict[str, Any] = {"keep_first": 1, "head_size": "head_dim"}
 _FALCON: dict[str, Any] = {"keep_first": 1, "filters": "ffn_hidden_size"}
 _T5: dict[str, Any] = {"keep_first": 1, "first": True, "filters": "d_ff"}
 _SPEECH: dict[str, Any] = {"frames": "_get_feature_vector_attention_mask", "unless": "use_weighted_layer_sum"}
+_DINOV2_WIDTHS: dict[str, Any] = {
+    "not use_swiglu_ffn": {"filters": "mlp_ratio", "times": "hidden_size"},
+    "use_swiglu_ffn": {"filters": ""},
+}
 _GROUPS = "a head is a whole key-value group with its query heads"
 
 
@@ -83,15 +87,19 @@ ROWS: list[Row] = [
         note="every stage is a stack of its own",
         uneven="its configuration gives the width of FFNs as a ratio, for layers of different sizes",
     ),
-    Row(("beit",), (StackRow("layers", parts.BEIT, mask="", depth=""),)),
+    Row(("beit",), (StackRow("layers", parts.BEIT, mask=""),)),
     Row(
         ("dinov2", "dinov2_with_registers"),
-        tuple(StackRow("encoder.layer", parts, mask="", filters="", depth="") for parts in parts.DINOV2),
-        uneven="its configuration gives the width of FFNs as a multiple of the hidden size, and names every layer",
+        tuple(
+            StackRow("encoder.layer", found, mask="", when=when, **width)
+            for when, width in _DINOV2_WIDTHS.items()
+            for found in parts.DINOV2
+        ),
+        note="stock shapes: FFNs of whole multiples of the hidden size, gated ones keep their width",
     ),
     Row(
         ("dinov3_vit",),
-        (StackRow("model.layer", parts.DINOV3, mask="", depth=""), StackRow("layer", parts.DINOV3, mask="", depth="")),
+        (StackRow("model.layer", parts.DINOV3, mask=""), StackRow("layer", parts.DINOV3, mask="")),
     ),
     Row(
         ("siglip2",),

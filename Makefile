@@ -18,7 +18,7 @@ demo: $(VENV)/.demo ## prune a real sentence encoder and compare it with the ori
 	$(BIN)/shearling demo --out demo-output --force
 
 test: $(VENV)/.dev ## the unit suite
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not gpu"
 
 test-gpu: $(VENV)/.dev ## what only a GPU shows; skipped, and said so, where there is none
 	$(BIN)/python -m pytest -m gpu -rs tests/gpu

@@ -192,6 +192,7 @@ def test_a_directory_for_servers(pruned: Path, tmp_path: Path) -> None:
         export_model(str(alone), folder)
 
 
+@pytest.mark.slow  # test_public_export.py scores a file too
 def test_the_scores_of_each_step(pruned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows, out = rows_file(tmp_path / "rows.jsonl"), tmp_path / "model.pt2"
     line = ["export", str(pruned), "--format", "torch", "--out", str(out), "--eval", str(rows), "--json", "--quiet"]

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from shearling.checkpoint.pretrained import load_model, load_tokenizer
 from shearling.cli import run as command
 from shearling.errors import CheckFailed, InputError, ModelError, OutputError
 from shearling.exporters.check import TOLERANCE, check
+from shearling.exporters.formats import Job
 from shearling.exporters.graph import reference
 from shearling.exporters.inputs import inputs_from_tokenizer
 from shearling.exporters.table import FORMATS, check_suits
@@ -127,6 +130,25 @@ def test_a_failed_check_leaves_nothing(dense: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(kind, "open_runner", lambda path: lambda i: {"logits": np.ones((len(i["input_ids"]), 2))})
     with pytest.raises(CheckFailed, match="Nothing was written"):
         export_model(str(dense), tmp_path / "model.pt2", format="exported")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_while_torch_traces_is_not_lost(dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python drops what is raised in the callback of a weak reference, and torch has many of these."""
+
+    class Node:
+        pass
+
+    def write(job: Job) -> None:
+        node = Node()
+        watched = weakref.ref(node, lambda _: signal.raise_signal(signal.SIGINT))
+        del node
+        assert watched() is None
+        job.path.write_bytes(b"whole")
+
+    monkeypatch.setattr(FORMATS["torch"], "write", write)
+    monkeypatch.setattr(FORMATS["torch"], "open_runner", lambda path: pytest.fail if path.is_file() else None)
+    assert command(["export", str(dense), "--format", "torch", "--out", str(tmp_path / "model.pt2")]) == 130
     assert list(tmp_path.iterdir()) == []
 
 

@@ -23,7 +23,7 @@ test: $(VENV)/.dev ## the unit suite
 test-gpu: $(VENV)/.dev ## what only a GPU shows; skipped, and said so, where there is none
 	$(BIN)/python -m pytest -m gpu -rs tests/gpu
 
-test-slow: $(VENV)/.dev ## accuracy and scale checks on the real checkpoints of ../shared, where there are any
+test-slow: $(VENV)/.dev ## more cases of unit tests, and accuracy and scale on the real checkpoints of ../shared, if any
 	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.dev ## ruff and strict mypy

@@ -247,6 +247,10 @@ RELATIVES = {
     "pegasus", "m2m_100", "blenderbot", "blenderbot-small", "plbart", "smollm3", "olmo", "ministral", "helium",
     "seed_oss", "ernie4_5", "hunyuan_v1_dense", "arcee", "nemotron", "olmo3", "cohere2", "falcon-11b", "swin-padded",
 }  # fmt: skip
+MAIN = (  # the others run the same modelling code, or the same edits, as one of these
+    "bert", "distilbert", "mpnet", "deberta-v3", "modernbert", "albert", "vit", "beit", "dinov2-gated", "clip",
+    "wav2vec2", "whisper", "bart", "t5", "gpt2", "opt", "llama", "qwen3",
+)  # fmt: skip
 DECODERS = (
     "gpt2", "opt", "llama", "mistral", "qwen3", "gemma", "bart", "t5", "whisper", "phi3", "gemma2", "gemma3_text",
     "gpt_neox", "falcon-40b", "falcon-7b", "stablelm-parallel", "gptj", "olmo2", "moonshine", "marian",

@@ -166,7 +166,7 @@ def test_choices_are_scored_as_if_one_by_one() -> None:
 
 @pytest.mark.parametrize("share", [slow(0.9), 0.7, slow(0.5)])
 @pytest.mark.parametrize("method", sorted(RIVALS))
-@pytest.mark.parametrize("make", [llama, gemma])
+@pytest.mark.parametrize("make", [llama, slow(gemma)])
 def test_every_rival_stays_within_its_budget(make: Any, method: str, share: float) -> None:
     subject = subject_of(make())
     before = copy.deepcopy(subject.model.state_dict())

@@ -96,6 +96,7 @@ def test_quantisation_shrinks_the_file_and_stays_close(
     assert 0 < found.mean < TOLERANCE[f"int8-{way}"]
 
 
+@pytest.mark.slow  # one more capture and ONNX file
 def test_half_precision_of_a_dense_model_from_the_command_line(
     dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,8 +200,10 @@ def test_outputs_are_named_after_the_head(head: str, names: set[str]) -> None:
     assert set(reference(model, inputs_from_tokenizer(model, None))[0]) == names
 
 
-def test_a_directory_for_servers(pruned: Path, tmp_path: Path) -> None:
-    needs_onnx()
+def test_a_directory_for_servers(
+    pruned: Path, onnx_file: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FORMATS["onnx"], "write", lambda job: shutil.copy(onnx_file[0], job.path))  # of the same model
     alone = shutil.copytree(pruned, tmp_path / "away" / "from" / "dense")
     result = export_model(str(alone), tmp_path / "served", rounds=1)
     folder = tmp_path / "served"

@@ -13,7 +13,7 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
 import shearling
-from families import DECODERS, FAMILIES, RELATIVES, outputs_of, relatives_slow, slow, tiny_batches, tiny_model
+from families import DECODERS, FAMILIES, MAIN, RELATIVES, outputs_of, relatives_slow, slow, tiny_batches, tiny_model
 from shearling.checkpoint.save import _auto_map
 from shearling.costs import count_macs, count_params, parameters, sequence_lengths
 from shearling.engine.hooks import frozen, masked
@@ -31,10 +31,6 @@ from warm import python
 every_family = pytest.mark.parametrize("family", relatives_slow(FAMILIES))
 ALL = tuple(range(16))
 PICKING = ("mpnet", "beit", "beit-shared", "t5", "flan-t5", "mt5")
-EXPORTED = (  # the others run the same modelling code, or the same edits, as one of these
-    "bert", "distilbert", "mpnet", "deberta-v3", "modernbert", "albert", "vit", "beit", "dinov2-gated", "clip",
-    "wav2vec2", "whisper", "bart", "t5", "gpt2", "opt", "llama", "qwen3",
-)  # fmt: skip
 KINDS = ("bert", "mpnet", "albert", "swin", "clip", "whisper", "t5", "llama")  # one of each kind of structure
 ATTENTION = [(name, kind) for name, f in FAMILIES.items() for kind in (("eager", "sdpa") if f.sdpa else ("eager",))]
 
@@ -241,7 +237,7 @@ def test_prune_by_the_paper(family: str) -> None:
     pruned_by(family, "paper")
 
 
-@every_family
+@pytest.mark.parametrize("family", [name if name in MAIN else slow(name) for name in FAMILIES])
 def test_prune_save_load(family: str, tmp_path: Path) -> None:
     pruned = pruned_by(family, "surgeon")
     pruned.save(tmp_path / "small")
@@ -337,7 +333,7 @@ def test_generation_with_and_without_cache(family: str, beams: int) -> None:
     assert with_cache.shape[1] >= 8
 
 
-@pytest.mark.parametrize("family", one_of_each(EXPORTED))
+@pytest.mark.parametrize("family", one_of_each(MAIN))
 def test_torch_export(family: str) -> None:
     model, batch = tiny_model(family), tiny_batches(family, 1, 2, padded=False)[0]
     small = shrink(model, some_kept(structure_of(model), empty=(2,)))

@@ -18,12 +18,12 @@ demo: $(VENV)/.demo ## prune a real sentence encoder and compare it with the ori
 	$(BIN)/shearling demo --out demo-output --force
 
 test: $(VENV)/.dev ## the unit suite
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow and not gpu"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not gpu"
 
 test-gpu: $(VENV)/.dev ## what only a GPU shows; skipped, and said so, where there is none
 	$(BIN)/python -m pytest -m gpu -rs tests/gpu
 
-test-slow: $(VENV)/.dev ## accuracy and scale checks on the real checkpoints of ../shared, where there are any
+test-slow: $(VENV)/.dev ## more cases of unit tests, and accuracy and scale on the real checkpoints of ../shared, if any
 	$(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.dev ## ruff and strict mypy

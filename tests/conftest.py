@@ -3,12 +3,16 @@ from __future__ import annotations
 import os
 import random
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch, numpy and the processes that tests start: xdist has its own
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch  # only now: it reads the number of threads
+
 CODE = tempfile.TemporaryDirectory()  # where transformers puts the code that comes with models: nothing of ours stays
 os.environ["HF_MODULES_CACHE"] = CODE.name
 
@@ -25,9 +29,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    """Tiny products are slower on two threads than on one, and xdist brings its own processes."""
-    torch.set_num_threads(int(os.environ.get("SHEARLING_TEST_THREADS", "1")))
+def _threads() -> None:
+    """Also after a test that changed it."""
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_waiting_for_the_disk() -> Iterator[None]:
+    """No test cuts the power, so no save has to wait until the disk has everything."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
 
 
 @pytest.fixture(scope="session")

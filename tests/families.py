@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import pytest
 import torch
 import transformers
 from torch import Tensor
@@ -246,10 +247,24 @@ RELATIVES = {
     "pegasus", "m2m_100", "blenderbot", "blenderbot-small", "plbart", "smollm3", "olmo", "ministral", "helium",
     "seed_oss", "ernie4_5", "hunyuan_v1_dense", "arcee", "nemotron", "olmo3", "cohere2", "falcon-11b", "swin-padded",
 }  # fmt: skip
+MAIN = (  # the others run the same modelling code, or the same edits, as one of these
+    "bert", "distilbert", "mpnet", "deberta-v3", "modernbert", "albert", "vit", "beit", "dinov2-gated", "clip",
+    "wav2vec2", "whisper", "bart", "t5", "gpt2", "opt", "llama", "qwen3",
+)  # fmt: skip
 DECODERS = (
     "gpt2", "opt", "llama", "mistral", "qwen3", "gemma", "bart", "t5", "whisper", "phi3", "gemma2", "gemma3_text",
     "gpt_neox", "falcon-40b", "falcon-7b", "stablelm-parallel", "gptj", "olmo2", "moonshine", "marian",
 )  # fmt: skip
+
+
+def slow(*values: Any) -> Any:
+    """A case for the slow checks, which CI runs too."""
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def relatives_slow(names: Iterable[str]) -> list[Any]:
+    """The families as cases of a test; relatives run the modelling code of another one, so with the slow checks."""
+    return [slow(name) if name in RELATIVES else name for name in names]
 
 
 def tiny_model(name: str, *, attention: str | None = None, seed: int = 0) -> Any:

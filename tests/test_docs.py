@@ -22,6 +22,7 @@ from transformers import BertForSequenceClassification
 
 import shearling
 from data.tiny import bert_config, bert_tokenizer, build
+from families import slow
 from shearling.cli import run
 from shearling.methods import METHODS
 from shearling.models import table
@@ -87,7 +88,7 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return {"model": model, "tokenizer": tokenizer, "batches": batches}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [slow(p) if p.name == "constraints.md" else p for p in PAGES], ids=lambda p: p.name)
 def test_every_block_of_a_page_runs(page: Path, workshop: dict[str, Any], capfd: pytest.CaptureFixture[str]) -> None:
     work_through(page, [block for block in blocks_of(page) if block.needs is None], workshop, capfd)
 
@@ -212,7 +213,7 @@ def test_the_tree_names_what_there_is() -> None:
 
 
 PRUNE = "prune my-model --data reviews.jsonl --quiet"
-PROFILE = "profile my-model --batch-size 4 --seq-len 8 --seconds 2 --out table.json --quiet"
+PROFILE = "profile my-model --batch-size 4 --seq-len 8 --seconds 1 --out table.json --quiet"
 WALKS = {  # by the first function of their list
     "cli.prune.prune": f"{PRUNE} --flops 0.5 --out small",
     "target.Target.checked": f"{PRUNE} --latency 0.9 --table table.json --out fast",
@@ -341,6 +342,7 @@ def test_docstrings_become_lists_and_code(monkeypatch: pytest.MonkeyPatch) -> No
     assert "```python\nf(1)\n```" in shown
 
 
+@pytest.mark.slow  # `make check` builds it too
 def test_the_site_builds_and_asks_nothing_of_other_hosts(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     pytest.importorskip("mkdocstrings")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shearling.errors import OutputError
-from shearling.files import check_file, check_writable, whole_directory, whole_files, write_whole, writing
+from shearling.files import check_file, check_writable, signals_held, whole_directory, whole_files, write_whole, writing
 
 
 @pytest.mark.parametrize("content", ["né\n", b"\x00\xff"])
@@ -161,3 +162,21 @@ def test_files_that_fail_half_way_leave_nothing(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match="No space left"):
         fail()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_waits_for_the_end_of_a_block_and_the_second_does_not() -> None:
+    before, steps = signal.getsignal(signal.SIGINT), []
+
+    def work(signals: int) -> None:
+        with signals_held(most=1):
+            for number in range(signals):
+                signal.raise_signal(signal.SIGINT)
+                steps.append(number)
+            steps.append("done")
+
+    with pytest.raises(KeyboardInterrupt):
+        work(1)
+    with pytest.raises(KeyboardInterrupt):
+        work(2)
+    assert steps == [0, "done", 0]
+    assert signal.getsignal(signal.SIGINT) is before

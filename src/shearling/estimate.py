@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -99,7 +100,8 @@ def _seconds(structure: Structure, sample: Sample, lengths: Sequence[float], rat
         left = ratio * n
         sums += rows * (0.6 * n**2 + D**2 + 0.6 * left**2 + left * D + 2 * D**2)
         solves += 2.2 * n**3 + n**2 * D + left**3 / 3 + 6 * left**2 * D + 6 * D**3
-    return forward * passes + sums / _speed(torch.float32) + solves / _speed(torch.float64)
+    threads = torch.get_num_threads()
+    return forward * passes + sums / _speed(torch.float32, threads) + solves / _speed(torch.float64, threads)
 
 
 def _forward(structure: Structure, batch: Batch) -> float:
@@ -110,9 +112,10 @@ def _forward(structure: Structure, batch: Batch) -> float:
         return time.perf_counter() - began
 
 
-def _speed(dtype: torch.dtype) -> float:
-    """Multiply-accumulates a second of a matrix product on this CPU."""
-    a, b = torch.randn(512, 1024, dtype=dtype), torch.randn(1024, 1024, dtype=dtype)
+@cache
+def _speed(dtype: torch.dtype, threads: int) -> float:
+    """Multiply-accumulates a second of a matrix product on this CPU, timed once a process for each count of threads."""
+    a, b = torch.ones(512, 1024, dtype=dtype), torch.ones(1024, 1024, dtype=dtype)
     best = float("inf")
     for _ in range(TRIALS + 1):  # the first one starts the threads
         began = time.perf_counter()

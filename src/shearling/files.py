@@ -111,7 +111,7 @@ def whole_directory(target: Path, *, force: bool = False, keep: Iterable[Any] = 
         yield folder
         _flush([*folder.rglob("*"), folder])
         folder.chmod(0o755)
-        with _signals_held():
+        with signals_held():
             put_in_place(folder, target)
 
 
@@ -176,18 +176,28 @@ def _directory(place: Any) -> Path | None:
 
 
 @contextmanager
-def _signals_held() -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM for the few milliseconds of a rename."""
+def signals_held(*, most: int | None = None) -> Iterator[None]:
+    """Delay Ctrl-C and SIGTERM to the end of a block that they may not interrupt; all, or at most so many of them."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield
         return
     came: list[int] = []
-    before = {number: signal.signal(number, lambda n, _: came.append(n)) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def hold(number: int, frame: object) -> None:
+        came.append(number)
+        if most is not None and len(came) > most:
+            release()
+            signal.raise_signal(number)
+
+    def release() -> None:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+    before = {number: signal.signal(number, hold) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        release()
     if came:
         signal.raise_signal(came[0])
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -152,20 +149,19 @@ def test_what_cannot_be_followed_is_refused(tmp_path: Path) -> None:
         read_pooling(str(folder))
 
 
-def test_a_hub_id_brings_its_pooling_and_its_side_files(tmp_path: Path) -> None:
+def test_a_hub_id_brings_its_pooling_and_its_side_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """From a cache that was filled before, with no network."""
-    cached = tmp_path / "home" / "hub" / "models--someone--embedder"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    cached = tmp_path / "hub" / "models--someone--embedder"
     sentence_directory(cached / "snapshots" / ("0" * 40))
     (cached / "snapshots" / ("0" * 40) / "1_Pooling" / "config.json").write_text('{"pooling_mode": "cls"}')
     (cached / "refs").mkdir()
     (cached / "refs" / "main").write_text("0" * 40)
     rows = rows_file(tmp_path / "rows.jsonl")
     words = ["prune", "someone/embedder", "--data", str(rows), "--flops", "0.5", "--out", str(tmp_path / "half")]
-    code = f"from shearling.cli import run; raise SystemExit(run({words!r}))"
-    offline = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | offline, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "nothing beside" not in done.stderr
+    code, said = run(words), capsys.readouterr().err
+    assert code == 0, said
+    assert "nothing beside" not in said
     assert pooling_of(load_model(str(tmp_path / "half"), device="cpu")).modes == ("cls",)

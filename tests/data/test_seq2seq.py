@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -167,19 +168,22 @@ def test_rows_without_targets_are_scored_on_what_the_dense_model_writes(model: A
     assert evaluate(other, t5_tokenizer(), sources, teacher=model).value > dense.value
 
 
-def test_prune_evaluate_compare_and_sweep_on_the_command_line(
-    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    pairs, texts = write_rows(tmp_path / "rows.jsonl", ROWS), tmp_path / "texts.txt"
-    texts.write_text("\n".join(row["source"] for row in ROWS))
+@pytest.fixture
+def call(capfd: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+    """Run a command; gives the JSON object that it prints."""
 
-    def call(*words: object) -> dict[str, Any]:
+    def run_it(*words: object) -> dict[str, Any]:
         capfd.readouterr()
         assert run([*map(str, words), "--json", "--quiet"]) == 0, capfd.readouterr().err
         found: dict[str, Any] = json.loads(capfd.readouterr().out)
         return found
 
-    out = tmp_path / "small"
+    return run_it
+
+
+def test_prune_evaluate_and_compare_on_the_command_line(folder: Path, tmp_path: Path, call: Any) -> None:
+    pairs, texts, out = write_rows(tmp_path / "rows.jsonl", ROWS), tmp_path / "texts.txt", tmp_path / "small"
+    texts.write_text("\n".join(row["source"] for row in ROWS))
     pruned = call("prune", folder, "--data", pairs, "--eval", pairs, "--flops", "0.7", "--no-timing", "-o", out)
     assert pruned["flops"]["ratio"] <= 0.7
     assert pruned["evaluation"]["metric"] == "perplexity"
@@ -194,6 +198,11 @@ def test_prune_evaluate_compare_and_sweep_on_the_command_line(
     assert both["agreement"]["measure"] == "equal"
     assert both["agreement"]["value"] == pytest.approx(found["value"], abs=1e-3)
     assert both["agreement"]["count"] == found["extra"]["tokens"]
+
+
+@pytest.mark.slow
+def test_sweep_and_max_drop_on_the_command_line(folder: Path, tmp_path: Path, call: Any) -> None:
+    pairs = write_rows(tmp_path / "rows.jsonl", ROWS)
     swept = call("sweep", folder, "--data", pairs, "--eval", pairs, "--flops", "0.8,0.6", "--metric", "agreement",
                  "-o", tmp_path / "sweep")  # fmt: skip
     assert swept["dense"]["value"] == 100
@@ -206,15 +215,15 @@ def test_prune_evaluate_compare_and_sweep_on_the_command_line(
 def test_python_takes_texts_pairs_and_batches_with_labels_alone(model: Any) -> None:
     texts, tokenizer = [row["source"] for row in ROWS], t5_tokenizer()
     pairs = [(row["source"], row["target"]) for row in ROWS]
-    for data in (texts, pairs, ROWS):
-        pruned = shearling.prune(model, data, tokenizer=tokenizer, flops=0.6, progress=False)
-        assert pruned.report.flops.ratio <= 0.6
-        assert pruned.report.examples == len(ROWS)
+    by_kind = {}
+    for kind, data in (("texts", texts), ("pairs", pairs)):
+        by_kind[kind] = shearling.prune(model, data, tokenizer=tokenizer, flops=0.6, progress=False)
+        assert by_kind[kind].report.flops.ratio <= 0.6
+        assert by_kind[kind].report.examples == len(ROWS)
     made = [tokenizer([s], return_tensors="pt") | {"labels": tokenizer([t], return_tensors="pt")["input_ids"]}
             for s, t in pairs]  # fmt: skip
     from_batches = shearling.prune(model, made, flops=0.6, progress=False)
-    from_pairs = shearling.prune(model, pairs, tokenizer=tokenizer, flops=0.6, progress=False)
-    assert from_batches.report.layers == from_pairs.report.layers
+    assert from_batches.report.layers == by_kind["pairs"].report.layers
 
 
 def test_a_bare_t5_is_told_what_to_give(model: Any) -> None:

@@ -25,6 +25,7 @@ from lm_variants import variant_of
 from rivals import RIVALS, Subject
 from rivals.subject import Unsuited, uniform_counts, unit_sums
 
+from families import slow
 from shearling.models.shrink import shrink
 from shearling.models.structure import structure_of
 
@@ -163,9 +164,9 @@ def test_choices_are_scored_as_if_one_by_one() -> None:
         assert lm_exam.choice_accuracy(model, tokens) == pytest.approx(100 * right / 6)
 
 
-@pytest.mark.parametrize("share", [0.9, 0.7, 0.5])
+@pytest.mark.parametrize("share", [slow(0.9), 0.7, slow(0.5)])
 @pytest.mark.parametrize("method", sorted(RIVALS))
-@pytest.mark.parametrize("make", [llama, gemma])
+@pytest.mark.parametrize("make", [llama, slow(gemma)])
 def test_every_rival_stays_within_its_budget(make: Any, method: str, share: float) -> None:
     subject = subject_of(make())
     before = copy.deepcopy(subject.model.state_dict())
@@ -223,7 +224,7 @@ def _same_logits(one: Any, other: Any, ids: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("method", OURS)
-@pytest.mark.parametrize("make", [llama, gemma])
+@pytest.mark.parametrize("make", [llama, slow(gemma)])
 def test_our_methods_stay_within_the_budget(make: Any, method: str) -> None:
     subject = subject_of(make())
     row = lm.point(subject, tokens_of(), method, 0.6, None)

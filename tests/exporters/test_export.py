@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from shearling.checkpoint.pretrained import load_model, load_tokenizer
 from shearling.cli import run as command
 from shearling.errors import CheckFailed, InputError, ModelError, OutputError
 from shearling.exporters.check import TOLERANCE, check
+from shearling.exporters.formats import Job
 from shearling.exporters.graph import reference
 from shearling.exporters.inputs import inputs_from_tokenizer
 from shearling.exporters.table import FORMATS, check_suits
@@ -93,6 +96,7 @@ def test_quantisation_shrinks_the_file_and_stays_close(
     assert 0 < found.mean < TOLERANCE[f"int8-{way}"]
 
 
+@pytest.mark.slow  # one more capture and ONNX file
 def test_half_precision_of_a_dense_model_from_the_command_line(
     dense: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,6 +131,25 @@ def test_a_failed_check_leaves_nothing(dense: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(kind, "open_runner", lambda path: lambda i: {"logits": np.ones((len(i["input_ids"]), 2))})
     with pytest.raises(CheckFailed, match="Nothing was written"):
         export_model(str(dense), tmp_path / "model.pt2", format="exported")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_while_torch_traces_is_not_lost(dense: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python drops what is raised in the callback of a weak reference, and torch has many of these."""
+
+    class Node:
+        pass
+
+    def write(job: Job) -> None:
+        node = Node()
+        watched = weakref.ref(node, lambda _: signal.raise_signal(signal.SIGINT))
+        del node
+        assert watched() is None
+        job.path.write_bytes(b"whole")
+
+    monkeypatch.setattr(FORMATS["torch"], "write", write)
+    monkeypatch.setattr(FORMATS["torch"], "open_runner", lambda path: pytest.fail if path.is_file() else None)
+    assert command(["export", str(dense), "--format", "torch", "--out", str(tmp_path / "model.pt2")]) == 130
     assert list(tmp_path.iterdir()) == []
 
 
@@ -177,8 +200,10 @@ def test_outputs_are_named_after_the_head(head: str, names: set[str]) -> None:
     assert set(reference(model, inputs_from_tokenizer(model, None))[0]) == names
 
 
-def test_a_directory_for_servers(pruned: Path, tmp_path: Path) -> None:
-    needs_onnx()
+def test_a_directory_for_servers(
+    pruned: Path, onnx_file: tuple[Path, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FORMATS["onnx"], "write", lambda job: shutil.copy(onnx_file[0], job.path))  # of the same model
     alone = shutil.copytree(pruned, tmp_path / "away" / "from" / "dense")
     result = export_model(str(alone), tmp_path / "served", rounds=1)
     folder = tmp_path / "served"
@@ -192,6 +217,7 @@ def test_a_directory_for_servers(pruned: Path, tmp_path: Path) -> None:
         export_model(str(alone), folder)
 
 
+@pytest.mark.slow  # test_public_export.py scores a file too
 def test_the_scores_of_each_step(pruned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows, out = rows_file(tmp_path / "rows.jsonl"), tmp_path / "model.pt2"
     line = ["export", str(pruned), "--format", "torch", "--out", str(out), "--eval", str(rows), "--json", "--quiet"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
 import shearling
-from families import DECODERS, FAMILIES, RELATIVES, outputs_of, tiny_batches, tiny_model
+from families import DECODERS, FAMILIES, MAIN, RELATIVES, outputs_of, relatives_slow, slow, tiny_batches, tiny_model
 from shearling.checkpoint.save import _auto_map
 from shearling.costs import count_macs, count_params, parameters, sequence_lengths
 from shearling.engine.hooks import frozen, masked
@@ -27,17 +28,16 @@ from shearling.surgeon.measure import measure
 from tiny import as_run
 from warm import python
 
-# Relatives run the modelling code of another family: with the slow checks, which CI runs too.
-every_family = pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=[pytest.mark.slow] if name in RELATIVES else []) for name in FAMILIES]
-)
+every_family = pytest.mark.parametrize("family", relatives_slow(FAMILIES))
 ALL = tuple(range(16))
 PICKING = ("mpnet", "beit", "beit-shared", "t5", "flan-t5", "mt5")
-EXPORTED = (  # the others run the same modelling code, or the same edits, as one of these
-    "bert", "distilbert", "mpnet", "deberta-v3", "modernbert", "albert", "vit", "beit", "dinov2-gated", "clip",
-    "wav2vec2", "whisper", "bart", "t5", "gpt2", "opt", "llama", "qwen3",
-)  # fmt: skip
+KINDS = ("bert", "mpnet", "albert", "swin", "clip", "whisper", "t5", "llama")  # one of each kind of structure
 ATTENTION = [(name, kind) for name, f in FAMILIES.items() for kind in (("eager", "sdpa") if f.sdpa else ("eager",))]
+
+
+def one_of_each(families: Sequence[str]) -> list[Any]:
+    """The families as cases of a test: one of each kind, the others with the slow checks."""
+    return [name if name in KINDS else slow(name) for name in families]
 
 
 def some_kept(structure: Any, seed: int = 0, empty: tuple[int, ...] = ()) -> list[torch.Tensor]:
@@ -221,19 +221,25 @@ def _column(bias: torch.Tensor | None) -> torch.Tensor:
     return torch.zeros(1, 1) if bias is None else bias[:, None]
 
 
-@pytest.mark.parametrize(
-    ("family", "method"),
-    [(name, method) for name in FAMILIES for method in ("surgeon", "paper")[: 1 if name in RELATIVES else 2]],
-)
-def test_prune_save_load(family: str, method: str, tmp_path: Path) -> None:
+def pruned_by(family: str, method: str) -> shearling.Pruned:
+    """A family's model, pruned to half; its own weights stay as they are."""
     model = tiny_model(family)
     before = {k: v.clone() for k, v in model.state_dict().items()}
     pruned = shearling.prune(model, tiny_batches(family), flops=0.5, method=method)
     assert all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert pruned.report.flops.ratio <= 0.5
     assert (pruned.report.check or 0) < 1e-3
-    if method == "paper":
-        return
+    return pruned
+
+
+@pytest.mark.parametrize("family", one_of_each([name for name in FAMILIES if name not in RELATIVES]))
+def test_prune_by_the_paper(family: str) -> None:
+    pruned_by(family, "paper")
+
+
+@pytest.mark.parametrize("family", [name if name in MAIN else slow(name) for name in FAMILIES])
+def test_prune_save_load(family: str, tmp_path: Path) -> None:
+    pruned = pruned_by(family, "surgeon")
     pruned.save(tmp_path / "small")
     batch = tiny_batches(family, 1, seed=1)[0]
     expected = outputs_of(pruned.model, batch)
@@ -327,7 +333,7 @@ def test_generation_with_and_without_cache(family: str, beams: int) -> None:
     assert with_cache.shape[1] >= 8
 
 
-@pytest.mark.parametrize("family", EXPORTED)
+@pytest.mark.parametrize("family", one_of_each(MAIN))
 def test_torch_export(family: str) -> None:
     model, batch = tiny_model(family), tiny_batches(family, 1, 2, padded=False)[0]
     small = shrink(model, some_kept(structure_of(model), empty=(2,)))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from families import FAMILIES, outputs_of, tiny_batches, tiny_model
+from families import FAMILIES, MAIN, outputs_of, slow, tiny_batches, tiny_model
 from shearling.errors import CheckFailed, UnsupportedArchitecture
 from shearling.models.cut import Cut
 from shearling.models.shrink import shrink
@@ -38,7 +38,7 @@ def smallest_cut(dense: Structure) -> Cut:
     return Cut(kept, tuple(layers))
 
 
-@pytest.mark.parametrize("name", sorted(FAMILIES.keys() - NEVER))
+@pytest.mark.parametrize("name", [n if n in MAIN else slow(n) for n in sorted(FAMILIES.keys() - NEVER)])
 def test_loads_with_the_familys_own_class(name: str, tmp_path: Path) -> None:
     model = tiny_model(name)
     dense = structure_of(model)

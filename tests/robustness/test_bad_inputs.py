@@ -6,7 +6,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from data.tiny import bert_tokenizer
 from robustness.places import WEIGHTS, Place, byte_edit, json_edit, lines, weight_edit
 from shearling.cli import run
 from tiny import batches_of, model_of
+from warm import python
 
 Case = tuple[Callable[[Place], list[str]], str]
 
@@ -358,9 +358,7 @@ def test_a_full_disk(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_in_a_process_of_its_own(place: Place) -> None:
     """The same through a real command line: nothing on stdout, one line on stderr."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(shearling.__file__).parents[1])}
-    command = [sys.executable, "-m", "shearling", *place.command("--flops", 2)]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    result = python("from shearling.cli import main; main()", *place.command("--flops", 2))
     assert (result.returncode, result.stdout) == (2, ""), result.stderr
     assert result.stderr.startswith("error:")
     assert len(result.stderr.strip().splitlines()) == 1

@@ -40,6 +40,7 @@ def test_a_directory(place: Path, tmp_path: Path) -> None:
     assert program is not None
 
 
+@pytest.mark.slow
 def test_what_prune_gave(place: Path, tmp_path: Path) -> None:
     small = shearling.prune(place / "model", TEXTS * 4, flops=0.5, device="cpu", progress=False)
     found = shearling.export(small, tmp_path / "m.pt2", format="torch", progress=False)

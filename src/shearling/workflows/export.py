@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from shearling.exporters.inputs import CALIBRATION, EXAMPLES, Inputs, inputs_fro
 from shearling.exporters.place import add_companions, check_place, mark, place_of, size_of, whole
 from shearling.exporters.result import Exported, Measured
 from shearling.exporters.table import Format, check_suits, find_format, find_precision
-from shearling.files import RECORD
+from shearling.files import RECORD, signals_held
 from shearling.latency.timing import in_turns
 from shearling.pipeline import Pruned
 from shearling.report.facts import title_of
@@ -158,10 +159,14 @@ class Wanted:
         calibration = self.calibration[:1] if only_timed else self.calibration
         if self.precision == "q4_0" and (only_timed or self.data is None):
             calibration = []  # plain rounding
-        self.kind.write(
-            Job(part, self.batches[0], outputs, path, self.precision, calibration, self.tokenizer, self.name)
-        )
-        return self.kind.open_runner(path), outputs
+        job = Job(part, self.batches[0], outputs, path, self.precision, calibration, self.tokenizer, self.name)
+        # torch loses a KeyboardInterrupt in the callbacks of its weak references, and aborts on one between its
+        # dispatch modes: the first Ctrl-C waits until the graphs are written, read and gone, the second does not.
+        with signals_held(most=1):
+            self.kind.write(job)
+            runner = self.kind.open_runner(path)
+            gc.collect()
+        return runner, outputs
 
 
 class Scores:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import shearling
+import shearling.methods.ranges
 from shearling.costs import Constraint, count_macs, flops_limit
 from shearling.engine.progress import Stages
 from shearling.errors import ConstraintError, InputError, ModelError
@@ -221,3 +222,16 @@ def test_tuning_that_stops_early_is_a_warning() -> None:
     assert not shearling.Paper().concerns(stopped[:1])
     assert not shearling.Paper(guarded=True).concerns(stopped)
     assert not shearling.Surgeon().concerns(stopped)
+
+
+@pytest.mark.parametrize(
+    ("bare", "device", "expected"), [(True, "cuda", 8192), (True, "cpu", 2048), (False, "cuda", 2048)]
+)
+def test_auto_takes_more_texts_for_embedding_models_on_a_gpu(
+    bare: bool, device: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shearling.methods.ranges, "device_of", lambda model: torch.device(device))
+    model = model_of("bert")
+    model = model.base_model if bare else model
+    assert Surgeon().most_examples(model) == expected
+    assert Paper().most_examples(model) == 2048

@@ -285,6 +285,7 @@ def measure(
     data     a DataLoader, any iterable of batches (dicts of tensors; their size does not matter), or a tokenised
              `datasets.Dataset`
     samples  how many examples to draw from the data, by the seed; "auto" takes 2,048, or all where there are fewer
+             (of an embedding model on a GPU 8,192)
     length   tokens of an example, for counting FLOPs; by default the mean of the sample's, without padding
     watcher  called with (stage, done, total) as the work goes on
     notes    what reports have to say about the model and its data
@@ -298,7 +299,8 @@ def measure(
     if length is not None and not 1 <= length <= longest:
         raise InputError(f"A length of {length} tokens makes no sense for this model; give 1 to {longest}.")
     warm_up(device)
-    sample = sample_of(data, limit=checked_samples(samples), accepted=accepted_by(model), seed=seed)
+    limit = checked_samples(samples, method.most_examples(model))
+    sample = sample_of(data, limit=limit, accepted=accepted_by(model), seed=seed)
     check_tokens(model, sample)
     sample = with_targets(model, sample)
     lengths = sequence_lengths(structure, sample) if length is None else [length] * len(structure.sublayers)

@@ -78,7 +78,8 @@ Samples = Annotated[
     str,
     inputs(
         "--samples",
-        help="Examples to calibrate on: a number, or auto (2,048, or fewer where that is enough).",
+        help="Examples to calibrate on: a number, or auto (2,048, or fewer where that is enough; 8,192 texts for an "
+        "embedding model on a GPU).",
         metavar="auto|N",
     ),
 ]

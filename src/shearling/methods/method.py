@@ -16,6 +16,7 @@ from shearling.engine.precision import Precision
 from shearling.engine.progress import Stages
 from shearling.engine.teacher_states import TeacherStates
 from shearling.errors import InputError
+from shearling.methods.ranges import MOST_SAMPLES
 from shearling.models.structure import Structure
 from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
@@ -92,6 +93,10 @@ class Method:
     def concerns(self, repairs: Sequence[Repaired]) -> list[str]:
         """What a report has to warn about, given what became of the sublayers."""
         return []
+
+    def most_examples(self, model: Any) -> int:
+        """How many examples `samples="auto"` takes at most."""
+        return MOST_SAMPLES
 
     def first_look(self, structure: Structure, sample: Sample) -> int:
         """How many examples to measure before `enough` is asked, where fewer than all may do."""

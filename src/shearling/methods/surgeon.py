@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from shearling.engine.teacher_states import TeacherStates
 from shearling.errors import ConstraintError
 from shearling.methods.counts import allocate_counts
 from shearling.methods.method import Evidence, Method, Repaired, WantsLabels
-from shearling.methods.ranges import DAMPING, check_options
+from shearling.methods.ranges import DAMPING, check_options, most_examples
 from shearling.models.structure import Structure
 from shearling.models.sublayer import Sublayer
 from shearling.sample.batch import Batch
@@ -117,6 +117,10 @@ class Surgeon(Method):
         if self.labels or not self.noise or not predicts_next_token(model):
             return batches
         return [with_random_tokens(b, self.noise, model) if "input_ids" in b.inputs else b for b in batches]
+
+    def most_examples(self, model: Any) -> int:
+        """2,048; where texts are cheap and tell more, 8,192."""
+        return most_examples(model)
 
     def first_look(self, structure: Structure, sample: Sample) -> int:
         """512 examples, or as many more as give every column of the widest projection four tokens."""

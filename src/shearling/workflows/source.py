@@ -17,7 +17,7 @@ from shearling.errors import DataError, InputError, ModelError
 from shearling.evaluation.exam import Exam, make_exam
 from shearling.integrations.sentence_transformers import is_sentence_model, transformer_of
 from shearling.methods import Method
-from shearling.methods.ranges import Samples, checked_samples
+from shearling.methods.ranges import Samples, checked_samples, most_examples
 from shearling.models.pooling import pooling_of
 from shearling.sample.read import reads_targets
 from shearling.workflows.given import is_text, is_transformer, needs_reading
@@ -228,9 +228,10 @@ def draw(source: Source, loaded: Loaded, *, labels: Labels) -> Any:
     if loaded.rows is None:
         return loaded.examples
     names = text_columns_of(source.data)
+    count = checked_samples(source.samples, most_examples(loaded.model))
     return encode(
         loaded.rows, loaded.tokenizer, loaded.task, model_config=loaded.model.config, max_length=source.max_length,
-        batch_size=source.examples_per_batch, samples=checked_samples(source.samples), seed=source.seed,
+        batch_size=source.examples_per_batch, samples=count, seed=source.seed,
         labels="ignore" if names else labels,  # texts alone have none
         text_columns=source.text_columns or names, label_column=source.label_column, prefix=source.prefix,
         pooling=pooling_of(loaded.model), model=loaded.model,

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from shearling.engine.distance import compared
 from shearling.engine.hooks import by_example, device_of, run
@@ -66,8 +67,7 @@ class Observed:
         self._caught, self.stacks = [], []
         model = self.structure.model
         device = device_of(model)
-        # Tensors that a model makes on its way are made on the GPU: a copy from the host cannot be recorded.
-        with device if device.type == "cuda" else nullcontext():
+        with RangesOn(device) if device.type == "cuda" else nullcontext():
             outputs = run(model, batch, self.precision)
         hidden, self._caught = [by_example(h, len(batch)) for h in self._caught], []
         return States(compared(model, outputs, batch), hidden)
@@ -78,6 +78,18 @@ class Observed:
             self.stacks.append(number)
 
         return hook
+
+
+class RangesOn(TorchFunctionMode):
+    """Ranges that a model makes on the host, such as positions, are made on the GPU: copies cannot be recorded."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        return func(*args, **({"device": self.device} | given if func is torch.arange else given))
 
 
 @dataclass

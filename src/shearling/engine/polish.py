@@ -16,6 +16,7 @@ import torch
 from shearling.engine.distil import Distiller, Recipe, trainable
 from shearling.engine.distributed import gathered, rank_and_world
 from shearling.engine.hooks import device_of, frozen
+from shearling.engine.losses import predicts_next_token
 from shearling.engine.memory import out_of_memory
 from shearling.engine.precision import Precision, kernels
 from shearling.engine.progress import Progress, silent
@@ -93,14 +94,14 @@ def polish(
     sample  all of it, also where several processes share the work: each takes the same steps
     share   what a pass of the student costs of a dense one; on a CPU, cheaper students get more passes
     expected_loss  in nats an example, by which "auto" decides; without an estimate it polishes
-    precision  of the teacher's passes, on a GPU
+    precision  of the teacher's passes, on a GPU, and of the student's where it is a language model
     """
     worth = WORTH.get(device_of(student.model).type, WORTH["cpu"])
     if setting == "auto" and expected_loss is not None and expected_loss < worth:
         why = f"not worth it: the estimated loss, {expected_loss:.2g} nats an example, is below {worth:g}"
         return Polished(None, None, 0, 0.0, sample.examples, why)
     passes = _passes(setting, share, device_of(student.model))
-    recipe = recipe or Recipe(noise=Recipe.noise if passes >= MANY else 0.0)
+    recipe = recipe or _recipe(student, passes, precision)
     while True:
         try:
             found = _polish(teacher, student, sample, passes, seconds_of(setting), precision, recipe, seed, progress)
@@ -147,6 +148,12 @@ def _polish(
                 why = "; ".join(filter(None, [why, "no state was better than the first, which stays"]))
     seconds = time.perf_counter() - began
     return Polished(distiller.before, distiller.best, done, seconds, sample.examples, why)
+
+
+def _recipe(student: Structure, passes: int, precision: Precision) -> Recipe:
+    """Noise only where many passes are to come; a language model's products are large enough for half precision."""
+    noise = Recipe.noise if passes >= MANY else 0.0
+    return Recipe(noise=noise, precision=precision if predicts_next_token(student.model) else Recipe.precision)
 
 
 def _passes(setting: Polish, share: float, device: torch.device) -> int:

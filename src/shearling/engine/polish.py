@@ -28,7 +28,7 @@ from shearling.sample.sample import Sample
 Polish = Literal["auto", "off"] | int | str  # how long: passes, or seconds as "30s"
 PASSES = 40  # on a GPU
 MANY = 20  # passes from which on noise pays: fewer are better spent on the sample as it is
-FEWEST = 4
+FEWEST = 4  # fewer gain nothing (docs/method.md)
 ROOM = 1.35  # dense passes' worth of student passes that a CPU does: about what measuring and refitting take
 OVERHEAD = 0.15  # of a dense pass, in a student's that has no unit left
 # Nats an example: the estimated loss from which on "auto" polishes. The few passes of a CPU gain nothing on less.
@@ -101,6 +101,9 @@ def polish(
         why = f"not worth it: the estimated loss, {expected_loss:.2g} nats an example, is below {worth:g}"
         return Polished(None, None, 0, 0.0, sample.examples, why)
     passes = _passes(setting, share, device_of(student.model))
+    if setting == "auto" and not passes:
+        why = f"not worth it: in about the time of the rest a CPU does fewer than {FEWEST} passes, which gain nothing"
+        return Polished(None, None, 0, 0.0, sample.examples, why)
     recipe = recipe or _recipe(student, passes, precision)
     while True:
         try:
@@ -157,7 +160,7 @@ def _recipe(student: Structure, passes: int, precision: Precision) -> Recipe:
 
 
 def _passes(setting: Polish, share: float, device: torch.device) -> int:
-    """As many as asked for; a GPU does 40, a CPU as many as take about as long as everything before.
+    """As many as asked for; a GPU does 40, a CPU as many as take about as long as everything before, or none.
 
     The number follows from the sizes alone, never from a clock, so that a run can be repeated.
     """
@@ -165,4 +168,5 @@ def _passes(setting: Polish, share: float, device: torch.device) -> int:
         return setting
     if device.type == "cuda":
         return PASSES
-    return min(PASSES, max(FEWEST, round(ROOM / (share + OVERHEAD))))
+    passes = min(PASSES, round(ROOM / (share + OVERHEAD)))
+    return passes if passes >= FEWEST else 0

@@ -4,6 +4,7 @@
     python benchmarks/speed.py --length 384                       # SQuAD-like
     python benchmarks/speed.py --shapes minilm --batch-sizes 32   # something a laptop can do
     python benchmarks/speed.py --command-line                     # also `shearling prune`, beside the bare imports
+    python benchmarks/speed.py --methods surgeon --flops 0.1 --polish 40 --batch-sizes 32    # with 40 passes of polish
 
 Every row is a process of its own: the batches come from a DataLoader of that batch size, the first call is the first
 thing the process does once the model is on its device, and two more calls follow; then a plan is measured, a budget is
@@ -38,15 +39,18 @@ def one(options: argparse.Namespace) -> dict[str, Any]:
     model = random_model(options.shapes).to(device)
     loader = loader_of(options.examples, options.length, options.batch_size)
     _wait(device)
+    method: Any = options.method
+    if options.polish is not None:
+        method = {"paper": shearling.Paper, "surgeon": shearling.Surgeon}[method](polish=options.polish)
     calls, stages = [], []
     for _ in range(CALLS):
         start = time.perf_counter()
-        pruned = shearling.prune(model, loader, flops=options.flops, method=options.method, samples=options.samples)
+        pruned = shearling.prune(model, loader, flops=options.flops, method=method, samples=options.samples)
         _wait(device)
         calls.append(time.perf_counter() - start)
         stages.append(pruned.report.seconds)
         peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-    plan = shearling.measure(model, loader, method=options.method, samples=options.samples)
+    plan = shearling.measure(model, loader, method=method, samples=options.samples)
     plan.prune(flops=options.flops)
     _wait(device)
     start = time.perf_counter()
@@ -179,11 +183,12 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                 options.device, "--samples", str(options.samples),
             ]  # fmt: skip
             command += ["--length", str(options.length)] if options.length else []
+            command += ["--polish", str(options.polish)] if options.polish else []
             command += ["--yardstick"] if number == 0 else []
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ)
             rows.append(json.loads(done.stdout.splitlines()[-1]))
             print(table(rows[-1:]).splitlines()[-1], flush=True)
-    settings = {name: getattr(options, name) for name in ("shapes", "examples", "length", "flops", "samples")}
+    settings = {name: getattr(options, name) for name in ("shapes", "examples", "length", "flops", "samples", "polish")}
     result: dict[str, Any] = {"settings": settings, "machine": rows[0].get("machine"), "rows": rows}
     if options.command_line:
         result["command_line"] = command_line(options)
@@ -200,6 +205,7 @@ def main() -> None:
     parser.add_argument("--batch-sizes", default="1,8,32,256,1024", help="of the DataLoader")
     parser.add_argument("--flops", type=float, default=0.6)
     parser.add_argument("--samples", default="auto")
+    parser.add_argument("--polish", type=int, help="so many passes, instead of what the method decides")
     parser.add_argument("--methods", default="paper,surgeon")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--command-line", action="store_true", help="also time `shearling prune`")
@@ -220,6 +226,9 @@ def main() -> None:
         f"\n{result['machine']['device']}, {options.shapes}, {options.examples:,} examples\n\n{table(result['rows'])}"
     )
     for row in result["rows"]:
+        if options.polish:
+            stages = (row["stages_first"]["polish"], row["stages_later"]["polish"])
+            print(f"{row['method']}: polish took {stages[0]:.2f} s of the first call, {stages[1]:.2f} s of a later one")
         if "plain" in row:
             floor = f"{row['floor'] / row['later']:.0%} of a later call is the floor"
             print(f"{row['method']}: {row['later'] / row['plain']:.2f} times a plain forward and backward; {floor}")

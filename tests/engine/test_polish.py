@@ -15,7 +15,7 @@ import shearling.engine.targets
 from families import tiny_batches, tiny_model
 from shearling.engine.distil import Distiller, Recipe, trainable
 from shearling.engine.polish import FEWEST, PASSES, WORTH, Polished, checked_polish, polish, seconds_of
-from shearling.engine.targets import Observed, RangesOn
+from shearling.engine.targets import MadeOn, Observed
 from shearling.errors import InputError
 from shearling.models.cut import Cut
 from shearling.models.shrink import shrink
@@ -325,9 +325,12 @@ def test_a_student_without_some_layers_learns_what_they_did() -> None:
     torch.testing.assert_close(wanted.hidden[1], whole[4])
 
 
-def test_ranges_are_made_where_the_model_is_unless_it_says_otherwise() -> None:
-    with RangesOn(torch.device("meta")):
+def test_ranges_and_numbers_are_made_where_the_model_is_unless_it_says_otherwise() -> None:
+    with MadeOn(torch.device("meta")):
         assert torch.arange(3).device.type == "meta"
         assert torch.arange(3, device="cpu").device.type == "cpu"
         assert torch.zeros(3).device.type == "cpu"
+        number = torch.tensor(0.5, dtype=torch.float64)
+        assert (number.device.type, number.dtype, number.dim()) == ("meta", torch.float64, 0)
+        assert torch.tensor([1, 2]).device.type == "cpu"
     assert torch.arange(3).device.type == "cpu"

@@ -22,6 +22,7 @@ from torch import Tensor
 from shearling.engine.hooks import device_of, frozen, run
 from shearling.engine.losses import embeddings, is_regression, predicts_next_token
 from shearling.engine.memory import logits_per_token, with_smaller_batches
+from shearling.engine.precision import kernels
 from shearling.sample.batch import HELD_OUT, Batch
 from shearling.sample.sample import Sample
 
@@ -87,7 +88,7 @@ def answers(model: Any, sample: Sample) -> Answers:
         parts: list[Tensor] = []
         order: list[Tensor] = []
         kind: Kind = "equal"
-        with frozen(model), torch.inference_mode():
+        with frozen(model), torch.inference_mode(), kernels("tf32"):
             for batch in batches:
                 here = batch.to(device_of(model))
                 kind, part, rows = _decisions(model, run(model, here), here)

@@ -17,7 +17,7 @@ logger = logging.getLogger("shearling")
 T = TypeVar("T")
 # Tokens of a batch: many keep a GPU busy, few stay in a CPU's caches.
 BACKWARD_TOKENS = {"cpu": 1024, "cuda": 10240}  # forward and backward, in float32
-FORWARD_TOKENS = {"cpu": 2048, "cuda": 18432}
+FORWARD_TOKENS = {"cpu": 2048, "cuda": 24576}
 LENGTH_MULTIPLE = {"cuda": 8}  # attention kernels are slow for other lengths
 LOGITS = {"cpu": 2**26, "cuda": 2**29}  # of a language model in one batch; a loss needs several times their memory
 RESIDENT = 1 / 8  # of the free memory that all batches together may take on a GPU

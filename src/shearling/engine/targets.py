@@ -67,7 +67,7 @@ class Observed:
         self._caught, self.stacks = [], []
         model = self.structure.model
         device = device_of(model)
-        with RangesOn(device) if device.type == "cuda" else nullcontext():
+        with MadeOn(device) if device.type == "cuda" else nullcontext():
             outputs = run(model, batch, self.precision)
         hidden, self._caught = [by_example(h, len(batch)) for h in self._caught], []
         return States(compared(model, outputs, batch), hidden)
@@ -80,8 +80,11 @@ class Observed:
         return hook
 
 
-class RangesOn(TorchFunctionMode):
-    """Ranges that a model makes on the host, such as positions, are made on the GPU: copies cannot be recorded."""
+class MadeOn(TorchFunctionMode):
+    """Ranges and numbers that a model makes on the host, such as positions, are made on the GPU.
+
+    A copy from the host could not be recorded in a CUDA graph.
+    """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -89,7 +92,11 @@ class RangesOn(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
-        return func(*args, **({"device": self.device} | given if func is torch.arange else given))
+        if func is torch.arange:
+            return func(*args, **({"device": self.device} | given))
+        if func is torch.tensor and isinstance(args[0], (bool, int, float)):
+            return torch.full((), args[0], **({"device": self.device} | given))
+        return func(*args, **given)
 
 
 @dataclass

@@ -12,6 +12,7 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from shearling.sample.batch import LABELS, Batch
@@ -81,23 +82,32 @@ class Group:
             if not column.axis:
                 tensors[name] = column.values[rows]
                 continue
-            at, inside = places[column.axis]
-            values = column.values[at]  # [B, S, ...]
-            outside = ~inside.view(*inside.shape, *(1,) * (values.dim() - 2))
-            tensors[name] = values.masked_fill_(outside, column.pad)
+            tensors[name] = _side_by_side(column, *places[column.axis])
         labels = {k: v for k, v in tensors.items() if k in LABELS}
         inputs = {k: v for k, v in tensors.items() if k not in LABELS}
         masks = {k: v for k, v in inputs.items() if k.endswith("attention_mask")}
         return Batch(inputs, labels, self.indices[rows], masks)
 
-    def _places(self, axis: str, rows: Tensor, multiple: int) -> tuple[Tensor, Tensor]:
-        """[B, S] twice: where on the axis each token of the batch comes from, and whether it is one."""
-        lengths = self.lengths[axis][rows]
+    def _places(self, axis: str, rows: Tensor, multiple: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """[B, S] twice: where on the axis each token of the batch comes from, and whether it is padding."""
+        lengths = self.lengths[axis][rows].numpy()
         longest = -(-int(lengths.max()) // multiple) * multiple
         width = min(longest, int(self.lengths[axis].max()))  # the model may have no position beyond its longest input
-        place = torch.arange(width)
-        inside = place < lengths[:, None]
-        return (self.starts[axis][rows][:, None] + place).masked_fill_(~inside, 0), inside
+        outside = np.arange(width) >= lengths[:, None]
+        at = self.starts[axis][rows].numpy()[:, None] + np.arange(width)
+        at[outside] = 0
+        return at, outside
+
+
+def _side_by_side(column: Column, at: NDArray[np.int64], outside: NDArray[np.bool_]) -> Tensor:
+    """[B, S, ...]: by numpy, which starts no threads for so little work, but for the one dtype it lacks."""
+    if column.values.dtype == torch.bfloat16:
+        values = column.values[torch.from_numpy(at)]
+        values[torch.from_numpy(outside)] = column.pad
+        return values
+    taken = column.values.numpy()[at]
+    taken[outside] = column.pad
+    return torch.from_numpy(taken)
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ def no_space_in_rust(*args: Any, **kwargs: Any) -> None:
 MOMENTS: dict[str, tuple[str, Callable[..., None]]] = {
     "weights": ("transformers.modeling_utils.safe_save_file", no_space_in_rust),
     "tokenizer": ("shearling.checkpoint.pruned.write_companions", no_space),
-    "card": ("shearling.checkpoint.card.model_card", no_space),
+    "card": ("shearling.checkpoint.pruned.model_card", no_space),
     "flush": ("shearling.files.os.fsync", no_space),
 }
 

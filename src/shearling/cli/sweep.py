@@ -61,7 +61,7 @@ def sweep(
     from shearling.workflows.grid import grid_of
     from shearling.workflows.progress import watching
     from shearling.workflows.source import Source
-    from shearling.workflows.sweep import STAGES, describe_planned, describe_sweep, planned, sweep_source
+    from shearling.workflows.sweep import STAGES, describe_planned, describe_sweep, sweep_source
 
     grid = grid_of(
         methods, seeds, multiple_of, table, checked_shape(shape), flops=flops, params=params, latency=latency
@@ -71,16 +71,12 @@ def sweep(
         grid.seeds[0], device, dtype, trust_remote_code, o.renamed("--length", "--flops-length", length, flops_length),
         metric, index, pooling, prefix=prefix, images=o.images(image_size, mean, std),
     )  # fmt: skip
-    if dry_run:
-        record, describe = planned(source, grid, evaluation=evaluation, limit=limit), describe_planned
-    else:
-        with watching(not quiet, STAGES) as watcher:
-            record = sweep_source(
-                source, grid, out, evaluation=evaluation, limit=limit, save=save, timing=timing, force=force,
-                watcher=watcher,
-            )  # fmt: skip
-        describe = describe_sweep
+    with watching(not quiet and not dry_run, STAGES) as watcher:
+        record = sweep_source(
+            source, grid, out, evaluation=evaluation, limit=limit, save=save, timing=timing, force=force,
+            dry_run=dry_run, watcher=watcher,
+        )  # fmt: skip
     if as_json:
         emit(record)
     else:
-        tell(describe(record), quiet=quiet)
+        tell((describe_planned if dry_run else describe_sweep)(record), quiet=quiet)

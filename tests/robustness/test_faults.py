@@ -161,11 +161,11 @@ def test_ctrl_c_leaves_the_callers_model_alone(stage: str) -> None:
 LOST = """
 import os
 from shearling.cli import main
-import shearling.pipeline
+import shearling.methods.surgeon
 if os.environ["RANK"] == "1":
     def die(*args, **kwargs):
         os._exit(9)
-    shearling.pipeline.Plan._repair = die
+    shearling.methods.surgeon.Surgeon.repair = die
 main()
 """
 

@@ -11,7 +11,6 @@ Needs no labels, so every run has it. What is compared shows in what the models 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from shearling.engine.hooks import device_of, frozen, run
 from shearling.engine.losses import embeddings, is_regression, predicts_next_token
-from shearling.engine.memory import logits_per_token, with_smaller_batches
+from shearling.engine.memory import batches_that_fit, logits_per_token
 from shearling.sample.batch import HELD_OUT, Batch
 from shearling.sample.sample import Sample
 
@@ -81,23 +80,20 @@ def held_out(sample: Sample) -> Sample | None:
 
 
 def answers(model: Any, sample: Sample) -> Answers:
-    """Run the model over a sample and keep its decisions, in the sample's own order of batches."""
-
-    def all_of(batches: Sequence[Batch]) -> Answers:
-        parts: list[Tensor] = []
-        order: list[Tensor] = []
-        kind: Kind = "equal"
-        with frozen(model), torch.inference_mode():
+    """Run the model over a sample and keep its decisions, by the numbers of their examples."""
+    device = device_of(model)
+    kind: Kind = "equal"
+    for attempt in batches_that_fit(sample, device, backward=False, logits=logits_per_token(model)):
+        with attempt as batches, frozen(model), torch.inference_mode():
+            parts: list[Tensor] = []
+            order: list[Tensor] = []
             for batch in batches:
-                here = batch.to(device_of(model))
+                here = batch.to(device)
                 kind, part, rows = _decisions(model, run(model, here), here)
                 parts.append(part.float().cpu())
                 order.append(batch.indices[rows])
-        # Batches may be cut otherwise for the other model, where memory ran out; examples keep their numbers.
-        return Answers(kind, torch.cat(parts)[torch.cat(order).argsort(stable=True)], sample.examples)
-
-    width = logits_per_token(model)
-    return with_smaller_batches(all_of, sample, device_of(model), backward=False, logits=width)
+    # Batches may be cut otherwise for the other model, where memory ran out; examples keep their numbers.
+    return Answers(kind, torch.cat(parts)[torch.cat(order).argsort(stable=True)], sample.examples)
 
 
 def agreement(dense: Answers, pruned: Answers) -> Agreement:

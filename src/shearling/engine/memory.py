@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 
@@ -14,7 +15,6 @@ from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
 
 logger = logging.getLogger("shearling")
-T = TypeVar("T")
 # Tokens of a batch: many keep a GPU busy, few stay in a CPU's caches.
 BACKWARD_TOKENS = {"cpu": 1024, "cuda": 10240}  # forward and backward, in float32
 FORWARD_TOKENS = {"cpu": 2048, "cuda": 18432}
@@ -58,8 +58,7 @@ def cut_batches(
     return [batch.to(device) for batch in batches]  # all at once: a copy between kernels would wait for them
 
 
-def with_smaller_batches(
-    stage: Callable[[Sequence[Batch]], T],
+def batches_that_fit(
     sample: Sample,
     device: torch.device,
     *,
@@ -67,19 +66,25 @@ def with_smaller_batches(
     precision: Precision = "float32",
     alone: bool = True,
     logits: int = 0,
-) -> T:
-    """Run a stage on the sample's batches; when memory runs out, again with batches half as large.
+) -> Iterator[AbstractContextManager[list[Batch]]]:
+    """Attempts at a stage over the sample; when memory runs out in one, the next has batches half as large.
 
-    A stage in which several processes wait for each other's sums cannot be run again by one of them.
+        for attempt in batches_that_fit(sample, device, backward=True):
+            with attempt as batches:
+                found = stage(batches)
+
+    alone  a stage in which several processes wait for each other's sums cannot be run again by one of them
     """
-    shrink = 1
-    while True:
-        batches = cut_batches(
-            sample, device, backward=backward, precision=precision, shrink=shrink, logits=logits
-        )  # fmt: skip
+    shrink, done = 1, False
+
+    @contextmanager
+    def attempt() -> Iterator[list[Batch]]:
+        nonlocal done, shrink
+        batches = cut_batches(sample, device, backward=backward, precision=precision, shrink=shrink, logits=logits)
         largest = max(map(len, batches))
         try:
-            return stage(batches)
+            yield batches
+            done = True
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
@@ -92,11 +97,13 @@ def with_smaller_batches(
                 raise DataError(
                     "A single example does not fit into memory; cut texts with a shorter max_length (--max-length)."
                 ) from error
-        del batches
-        if torch.cuda.is_available():
+            shrink *= 2
+            logger.warning("Out of memory with batches of %d; going on with half of that.", largest)
+
+    while not done:
+        if shrink > 1 and torch.cuda.is_available():
             torch.cuda.empty_cache()
-        shrink *= 2
-        logger.warning("Out of memory with batches of %d; going on with half of that.", largest)
+        yield attempt()
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shearling.costs import Limit
 from shearling.engine.hooks import device_of
-from shearling.engine.memory import with_smaller_batches
+from shearling.engine.memory import batches_that_fit
 from shearling.engine.moments import Moments
 from shearling.engine.polish import Polish, checked_polish
 from shearling.engine.precision import Precision
@@ -89,15 +89,12 @@ class Paper(Method):
     ) -> list[MaskGradients]:
         """Per-example gradients of the masks; against a sampled loss where the data has no labels."""
         with stages("gradients") as progress:
-            gradients = with_smaller_batches(
-                lambda batches: mask_gradients(
-                    structure, batches, seed=seed, labels=sample.has_labels, precision=self.precision, progress=progress
-                ),
-                sample,
-                device_of(structure.model),
-                backward=True,
-                precision=self.precision,
-            )
+            device, how = device_of(structure.model), self.precision
+            for attempt in batches_that_fit(sample, device, backward=True, precision=how):
+                with attempt as batches:
+                    gradients = mask_gradients(
+                        structure, batches, seed=seed, labels=sample.has_labels, precision=how, progress=progress
+                    )
             if not all(bool(values.isfinite().all()) for values in gradients):
                 raise ModelError("The gradients of the masks are not finite; half precision may overflow: try float32.")
             if earlier is not None:

@@ -185,7 +185,7 @@ def _planned(grid: Grid, loaded: Loaded, exam: Exam) -> dict[str, Any]:
 
 
 def _dense_facts(score: Evaluation, structure: Structure, times: Table | None) -> dict[str, Any]:
-    """What points are compared with: the dense model's score and sizes, and where a latency table says its time goes."""
+    """What points are compared with: the dense model's score and sizes; by a latency table, where its time goes."""
     return {
         **score.to_json(), "seconds": score.seconds, "layers": structure.sizes,
         "architecture": type(structure.model).__name__, "megabytes": megabytes(structure.model),

@@ -18,7 +18,7 @@ from shearling.engine.moments import Moments
 from shearling.engine.polish import Polish, checked_polish
 from shearling.engine.precision import Precision
 from shearling.engine.progress import Stages
-from shearling.engine.repair import repair_layers
+from shearling.engine.repair import damaged_sublayers
 from shearling.engine.teacher_states import TeacherStates
 from shearling.errors import ModelError
 from shearling.methods.counts import allocate_counts
@@ -166,24 +166,28 @@ class Paper(Method):
             return []
         notes: list[Repaired] = []
 
-        def one(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
-            if not sublayer.units:
-                return True
-            if self.guarded:
-                notes.append(self._tuned_with_care(sublayer, fit, held_out))
-                return True
-            result = tune(sublayer.weight, sublayer.bias, fit + held_out, sublayer.width, damp=self.damp)
-            if result.accepted:
+        with (
+            stages("tuning") as progress,
+            damaged_sublayers(
+                teacher, student, batches, precision=self.precision, progress=progress, states=states
+            ) as places,
+        ):
+            for place in places:
+                sublayer = place.sublayer
+                if not sublayer.units:
+                    continue
+                if self.guarded:
+                    notes.append(self._tuned_with_care(sublayer, place.fit, place.held_out))
+                    continue
+                moments = place.fit + place.held_out
+                result = tune(sublayer.weight, sublayer.bias, moments, sublayer.width, damp=self.damp)
+                if not result.accepted:
+                    worst = float(result.mask.abs().max())
+                    note = f"a mask of {worst:.3g} is outside [-10, 10]: discarded, and tuning stopped here"
+                    notes.append(Repaired(sublayer.name, result.before, result.before, False, note))
+                    break
                 sublayer.write(apply(sublayer.weight, result.mask, sublayer.width), sublayer.bias)
                 notes.append(Repaired(sublayer.name, result.before, result.after, True))
-                return True
-            worst = float(result.mask.abs().max())
-            note = f"a mask of {worst:.3g} is outside [-10, 10]: discarded, and tuning stopped here"
-            notes.append(Repaired(sublayer.name, result.before, result.before, False, note))
-            return False
-
-        with stages("tuning") as progress:
-            repair_layers(teacher, student, batches, one, precision=self.precision, progress=progress, states=states)
         return notes
 
     def _tuned_with_care(self, sublayer: Sublayer, fit: Moments, held_out: Moments) -> Repaired:

@@ -16,19 +16,17 @@ from shearling.engine.distributed import rank_and_world
 from shearling.engine.hooks import device_of
 from shearling.engine.losses import predicts_next_token
 from shearling.engine.memory import batches_that_fit, logits_per_token
-from shearling.engine.moments import Moments
 from shearling.engine.noise import with_random_tokens
 from shearling.engine.polish import Polish, checked_polish
 from shearling.engine.precision import Precision
 from shearling.engine.progress import Stages
-from shearling.engine.repair import repair_layers
+from shearling.engine.repair import damaged_sublayers
 from shearling.engine.teacher_states import TeacherStates
 from shearling.errors import ConstraintError
 from shearling.methods.counts import allocate_counts
 from shearling.methods.method import Evidence, Method, Repaired, WantsLabels
 from shearling.methods.ranges import DAMPING, check_options, most_examples
 from shearling.models.structure import Structure
-from shearling.models.sublayer import Sublayer
 from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
 from shearling.surgeon.measure import Curvature, measure, merged
@@ -187,33 +185,32 @@ class Surgeon(Method):
             return []
         notes: list[Repaired] = []
 
-        def out_of_units(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
-            result = refit(sublayer.weight, sublayer.bias, fit, held_out, ridge=self.ridge)
-            if result.kept:
-                sublayer.write(result.weight, result.bias)
-            note = "" if result.kept else "the refit did not carry over to the held-out examples and was dropped"
-            notes.append(Repaired(sublayer.name, result.before, result.after, result.kept, note))
-            return True
-
-        def into_units(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
-            eye = torch.eye(len(fit.gram), dtype=torch.float64, device=fit.gram.device)
-            bias = eye.new_zeros(len(eye)) if sublayer.inputs_have_bias else None
-            result = refit(eye, bias, fit, held_out, ridge=self.ridge)
-            if result.kept:
-                sublayer.fold_inputs(result.weight, result.bias)
-            return True
-
-        with stages("refit") as progress:
-            repair_layers(
+        with (
+            stages("refit") as progress,
+            damaged_sublayers(
                 teacher,
                 student,
                 self._shown(teacher, batches),
-                out_of_units,
-                realign=into_units if self.realign else None,
+                realign=self.realign,
                 precision=self.precision,
                 progress=progress,
                 states=states,
-            )
+            ) as places,
+        ):
+            for place in places:
+                sublayer = place.sublayer
+                if place.into_units:
+                    eye = torch.eye(len(place.fit.gram), dtype=torch.float64, device=place.fit.gram.device)
+                    bias = eye.new_zeros(len(eye)) if sublayer.inputs_have_bias else None
+                    result = refit(eye, bias, place.fit, place.held_out, ridge=self.ridge)
+                    if result.kept:
+                        sublayer.fold_inputs(result.weight, result.bias)
+                    continue
+                result = refit(sublayer.weight, sublayer.bias, place.fit, place.held_out, ridge=self.ridge)
+                if result.kept:
+                    sublayer.write(result.weight, result.bias)
+                note = "" if result.kept else "the refit did not carry over to the held-out examples and was dropped"
+                notes.append(Repaired(sublayer.name, result.before, result.after, result.kept, note))
         return notes
 
     def finished(self, evidence: Evidence) -> list[Ordered]:

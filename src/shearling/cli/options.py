@@ -130,6 +130,8 @@ def reads(command: Callable[..., None]) -> Callable[..., None]:
     values: dict[str, Any] = {}  # the default of every option, in the order of the help
     for name, parameter in inspect.signature(command).parameters.items():
         values |= defaults if name == "reading" else {name: parameter.default}
+    for name in ("device", "trust_remote_code"):  # panels come in the order of their first options: "Advanced" is last
+        values[name] = values.pop(name)
 
     @wraps(command)
     def with_options(**given: Any) -> None:

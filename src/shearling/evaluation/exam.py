@@ -19,6 +19,7 @@ from shearling.data.retrieval import first_queries
 from shearling.data.rows import as_rows
 from shearling.data.tasks import Task, check_head, find_task, infer_task
 from shearling.engine.decoder import write
+from shearling.engine.head import ENDS, head_of
 from shearling.engine.hooks import device_of, frozen
 from shearling.engine.progress import Progress
 from shearling.errors import DataError, InputError, ModelError
@@ -118,11 +119,12 @@ def output_reader(model: PreTrainedModel) -> OutputReader:
     pooling = pooling_of(model)
 
     def read(outputs: Any, batch: Tensors) -> torch.Tensor:
-        if "start_logits" in outputs:
-            return torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=-1)
-        if "logits" in outputs:
-            return torch.as_tensor(outputs["logits"])
-        return pool(outputs, batch.get("attention_mask"), pooling)
+        head = head_of(outputs)
+        if head == "span":
+            return torch.stack([outputs[end] for end in ENDS], dim=-1)
+        if head == "embedding":
+            return pool(outputs, batch.get("attention_mask"), pooling)
+        return torch.as_tensor(outputs["logits"])
 
     return read
 

@@ -31,7 +31,7 @@ from shearling.paper.fisher import block, mask_gradients
 from shearling.paper.importance import Importance, importances
 from shearling.paper.rearrange import objective, rearrange
 from shearling.paper.tune import DAMP, apply, tune
-from shearling.sample.batch import HELD_OUT, Batch
+from shearling.sample.batch import Batch, is_held_out
 from shearling.sample.sample import Sample
 
 
@@ -128,9 +128,7 @@ class Paper(Method):
 
         With more units than examples there are sets whose gradients merely cancel on the sample.
         """
-        held_out = [
-            torch.arange(len(seen.gradients), device=seen.gradients.device) % HELD_OUT == 0 for seen in evidence
-        ]
+        held_out = [is_held_out(torch.arange(len(s.gradients), device=s.gradients.device)) for s in evidence]
         found = rearrange([block(s.gradients[~out]) for s, out in zip(evidence, held_out, strict=True)], kept)
         judges = [block(s.gradients[out]) for s, out in zip(evidence, held_out, strict=True)]
         both = zip(judges, found, kept, strict=True)

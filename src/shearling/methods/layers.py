@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import torch
 
 from shearling.engine.bridges import Map, divergences_without, layer_maps
-from shearling.engine.distributed import rank_and_world
 from shearling.engine.hooks import device_of
 from shearling.engine.memory import batches_that_fit
 from shearling.engine.moments import Moments
@@ -87,13 +86,8 @@ class LayerOrder:
 
     def _attempts(self, sample: Sample) -> Iterator[AbstractContextManager[list[Batch]]]:
         """At a stage over a part of the sample; every process on all of it, so that all find the same."""
-        return batches_that_fit(
-            sample,
-            device_of(self.structure.model),
-            backward=False,
-            precision=self.method.precision,
-            alone=rank_and_world()[1] == 1,
-        )
+        device, precision = device_of(self.structure.model), self.method.precision
+        return batches_that_fit(sample, device, backward=False, precision=precision, sums=True)
 
     def _run_without(self, options: Sequence[Layers]) -> list[float]:
         """The divergence of each option, with maps in the place of layers."""

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shearling.costs import Limit
-from shearling.engine.distributed import rank_and_world
 from shearling.engine.head import predicts_next_token
 from shearling.engine.hooks import device_of
 from shearling.engine.memory import batches_that_fit, logits_per_token
@@ -92,7 +91,7 @@ class Surgeon(Method):
                 device_of(structure.model),
                 backward=True,
                 precision=self.precision,
-                alone=rank_and_world()[1] == 1,
+                sums=True,
                 logits=logits_per_token(structure.model),
             ):
                 with attempt as batches:

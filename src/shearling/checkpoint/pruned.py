@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from shearling.checkpoint.companions import write_companions
 from shearling.checkpoint.record import write_page
 from shearling.engine.distributed import on_first
 from shearling.engine.silence import quiet_transformers
-from shearling.files import RECORD, whole_directory
+from shearling.files import RECORD, json_text, whole_directory
 from shearling.report.record import Report
 
 if TYPE_CHECKING:
@@ -70,7 +69,7 @@ class Pruned:
                     "card": carried_over(source_facts(source, name), type(model).__name__),
                     "kept": [units.tolist() for units in self.kept],
                 }
-                (folder / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+                (folder / RECORD).write_text(json_text(record), encoding="utf-8")
                 (folder / "README.md").write_text(model_card(record), encoding="utf-8")
 
         on_first(write)

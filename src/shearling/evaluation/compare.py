@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shearling.costs import parameters, whole_macs
+from shearling.costs import parameters, weight_bytes, whole_macs
 from shearling.engine.agreement import best_ends
 from shearling.engine.head import head_of
 from shearling.engine.hooks import device_of, frozen
@@ -235,7 +235,7 @@ def disk_bytes(directory: str | None, model: PreTrainedModel) -> int:
         files = [path for pattern in ("*.safetensors", "*.bin") for path in folder.glob(pattern)]
         if files:
             return sum(path.stat().st_size for path in files)
-    return sum(p.numel() * p.element_size() for p in model.parameters())
+    return weight_bytes(model)
 
 
 def _times(models: Sequence[PreTrainedModel], batches: Sequence[dict[str, Tensor]]) -> list[Times]:

@@ -16,6 +16,7 @@ from shearling.checkpoint.load import read_record
 from shearling.checkpoint.record import add_curve, write_page
 from shearling.engine.distributed import on_first
 from shearling.engine.hooks import device_of, frozen
+from shearling.engine.precision import dtype_name
 from shearling.engine.progress import Watcher
 from shearling.errors import InputError
 from shearling.evaluation.exam import Evaluation, Exam
@@ -150,7 +151,7 @@ def timed(pruned: Pruned, dense: PreTrainedModel, batch_size: int = 1, seq_len: 
         return {
             "device": device_name(place), "measured": after.median / before.median, "dense_ms": 1e3 * before.median,
             "pruned_ms": 1e3 * after.median, "batch_size": batch_size, "seq_len": length,
-            "dtype": str(dense.dtype).removeprefix("torch."),
+            "dtype": dtype_name(dense.dtype),
             "threads": torch.get_num_threads() if place.type == "cpu" else None, "layer_time": shares,
         }  # fmt: skip
 

@@ -19,7 +19,7 @@ from shearling.data.encoder import make_encoder
 from shearling.data.tasks import task_of
 from shearling.engine.progress import Watcher
 from shearling.errors import ModelError, OutputError
-from shearling.files import RECORD, check_writable, weights_digest, whole_directory
+from shearling.files import RECORD, check_writable, json_text, weights_digest, whole_directory
 from shearling.schema import CONFIG
 from shearling.workflows.evaluate import known_dense
 from shearling.workflows.progress import quiet
@@ -120,7 +120,7 @@ def write_retrained(
         card = folder / "README.md"
         if card.is_file():
             card.write_text(refreshed(card.read_text(encoding="utf-8"), record, updated), encoding="utf-8")
-        (folder / RECORD).write_text(json.dumps(updated, indent=1) + "\n", encoding="utf-8")
+        (folder / RECORD).write_text(json_text(updated), encoding="utf-8")
 
 
 def _scored(record: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:

@@ -70,11 +70,14 @@ class Source:
     images: ImageOptions | None = None
 
     @property
+    def named(self) -> bool:
+        """Whether the model is given by its name, not as itself."""
+        return isinstance(self.model, (str, os.PathLike))
+
+    @property
     def name(self) -> str:
         """Where the model lies, as far as it is known; empty where it is not."""
-        if isinstance(self.model, (str, os.PathLike)):
-            return str(self.model)
-        return str(getattr(self.model, "name_or_path", "") or "")
+        return str(self.model if self.named else getattr(self.model, "name_or_path", "") or "")
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -130,7 +133,7 @@ def check_early(source: Source, *more: Any, prunes: bool = False) -> None:
     for data in (source.data, *more):
         if isinstance(data, (str, os.PathLike)):
             read_rows(data, limit=1)
-    if prunes and isinstance(source.model, (str, os.PathLike)):
+    if prunes and source.named:
         check_prunable(source.name, trust_remote_code=source.trust_remote_code)
 
 
@@ -143,8 +146,8 @@ def open_source(source: Source, *, scored: bool = True, watcher: Watcher = quiet
     """
     watcher("load", 0, 1)
     given, sentence = source.model, None
-    if isinstance(given, (str, os.PathLike)):
-        model = load_model(str(given), **source.loading)
+    if source.named:
+        model = load_model(source.name, **source.loading)
     elif is_sentence_model(given):
         model, sentence = transformer_of(given), given
     elif is_transformer(given):
@@ -177,7 +180,7 @@ def reader_for(source: Source, model: PreTrainedModel, sentence: Any = None) -> 
     try:
         return reader_of(source.name, model, source.images, trust_remote_code=source.trust_remote_code)
     except ModelError as error:
-        if isinstance(source.model, (str, os.PathLike)):
+        if source.named:
             raise
         raise ModelError(f"{error} Give the tokenizer itself: tokenizer=...") from error
 

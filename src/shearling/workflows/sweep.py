@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from shearling._version import versions
 from shearling.checkpoint.record import add_curve
+from shearling.costs import weight_bytes
 from shearling.engine.distributed import on_first
+from shearling.engine.precision import dtype_name
 from shearling.engine.progress import Watcher
 from shearling.evaluation.exam import Evaluation, Exam
 from shearling.files import RECORD, weights_digest
@@ -21,8 +23,9 @@ from shearling.methods import Method, method_of
 from shearling.methods.ranges import Samples, Shape
 from shearling.models.digest import weights_digest_of
 from shearling.models.structure import Structure, structure_of
+from shearling.report.points import name_of
 from shearling.sample.read import sample_of
-from shearling.workflows.grid import Grid, Outcome, budgets_of, outcomes
+from shearling.workflows.grid import Grid, budgets_of, outcomes
 from shearling.workflows.progress import READING, ProgressLike, quiet, watching
 from shearling.workflows.pruning import changes, take, timed
 from shearling.workflows.source import (
@@ -37,7 +40,7 @@ from shearling.workflows.source import (
     labels_for,
     open_source,
 )
-from shearling.workflows.sweep_folder import CURVE, MODELS, PAGE, RESULTS, Store, megabytes, write_all
+from shearling.workflows.sweep_folder import CURVE, MODELS, PAGE, RESULTS, Store, write_all
 
 if TYPE_CHECKING:
     from shearling.workflows.given import Data
@@ -164,7 +167,7 @@ def sweep_source(
             outcome = replace(outcome, pruned=pruned)
         store.add(outcome)
         if save:
-            place = out / MODELS / name_of(outcome)
+            place = out / MODELS / name_of(outcome.method, outcome.constraint, outcome.seed)
             pruned.save(place, source=companions_of(source, loaded), force=True)
             store.add(outcome, saved=place)
     return _finish(store, skipped, source)
@@ -188,7 +191,7 @@ def _dense_facts(score: Evaluation, structure: Structure, times: Table | None) -
     """What points are compared with: the dense model's score and sizes; by a latency table, where its time goes."""
     return {
         **score.to_json(), "seconds": score.seconds, "layers": structure.sizes,
-        "architecture": type(structure.model).__name__, "megabytes": megabytes(structure.model),
+        "architecture": type(structure.model).__name__, "megabytes": weight_bytes(structure.model) / 1e6,
         **({} if times is None else {"layer_time": times.layer_shares(structure)}),
     }  # fmt: skip
 
@@ -247,7 +250,7 @@ def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[
         "max_length": source.max_length,
         "length": source.length,
         "columns": [source.text_columns, source.label_column],
-        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "dtype": dtype_name(loaded.model.dtype),
         "multiple_of": grid.multiple_of,
         "table": None if grid.table is None else hashlib.sha256(Path(grid.table).read_bytes()).hexdigest(),
         "methods": {name: asdict(method) for name, method in grid.methods.items()},  # type: ignore[call-overload]
@@ -265,9 +268,3 @@ def describe_sweep(record: dict[str, Any]) -> str:
         lines.append(f"  {row['method']:<10}{asked:<16}{row['seed']:>4}{numbers}")
     lines += [f"  skipped: {one['method']}: {one['why']}" for one in record["skipped"]]
     return "\n".join([*lines, "", *(f"  {name}: {path}" for name, path in record["files"].items())])
-
-
-def name_of(outcome: Outcome) -> str:
-    """`surgeon-flops-0.5`, with the seed where it is not 0."""
-    asked = "-".join(f"{kind}-{ratio:g}" for kind, ratio in outcome.constraint.items())
-    return f"{outcome.method}-{asked}" + (f"-seed-{outcome.seed}" if outcome.seed else "")

@@ -16,7 +16,7 @@ from rivals.subject import Subject
 from torch import Tensor
 
 from shearling.costs import Limit, params_limit
-from shearling.engine.memory import with_smaller_batches
+from shearling.engine.memory import batches_that_fit
 from shearling.engine.polish import polish
 from shearling.engine.progress import Stages
 from shearling.methods import Method, Paper, Surgeon
@@ -119,9 +119,8 @@ def _limit(subject: Subject, student: Structure, share: float) -> Limit:
 
 
 def _repaired(subject: Subject, student: Structure, kept: list[Tensor], sample: Sample, variant: Variant) -> Structure:
-    def attempt(batches: Any) -> Structure:
-        smaller = structure_of(shrink(student.model, kept))
-        variant.method.repair(subject.structure, smaller, batches, stages=Stages())
-        return smaller
-
-    return with_smaller_batches(attempt, sample, subject.device, backward=False, precision=variant.method.precision)
+    for attempt in batches_that_fit(sample, subject.device, backward=False, precision=variant.method.precision):
+        with attempt as batches:
+            smaller = structure_of(shrink(student.model, kept))
+            variant.method.repair(subject.structure, smaller, batches, stages=Stages())
+    return smaller

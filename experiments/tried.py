@@ -16,7 +16,8 @@ import torch
 from common import SURGEON, Lab, Row, main, pivot
 
 from shearling.engine import losses
-from shearling.engine.losses import is_regression, sampled_losses
+from shearling.engine.head import head_of
+from shearling.engine.losses import sampled_losses
 from shearling.engine.moments import Moments
 from shearling.pipeline import Plan
 from shearling.sample.batch import uniform
@@ -32,7 +33,7 @@ def softmax_factor(temperature: float) -> Loss:
     """z weighted by L s, with L L^T = diag(p) - p p^T and random signs s: no label is drawn, so there is less noise."""
 
     def losses(model: Any, outputs: Any, batch: Any, seed: int) -> torch.Tensor:
-        if is_regression(model.config, outputs.logits):
+        if head_of(outputs, model.config) == "number":
             return sampled_losses(model, outputs, batch, seed)
         z = outputs.logits.float()
         p = (z.detach() / temperature).softmax(-1)
@@ -44,7 +45,7 @@ def softmax_factor(temperature: float) -> Loss:
 
 def bare_logits(model: Any, outputs: Any, batch: Any, seed: int) -> torch.Tensor:
     """Every logit counts the same, however sure the model is."""
-    if is_regression(model.config, outputs.logits):
+    if head_of(outputs, model.config) == "number":
         return sampled_losses(model, outputs, batch, seed)
     z = outputs.logits.float()
     signs = (uniform(batch.indices, z.shape[-1], seed) < 0.5).to(z) * 2 - 1

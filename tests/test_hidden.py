@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from shearling import hidden
-from shearling.checkpoint.save import whole_directory
+from shearling.files import whole_directory
 from shearling.hidden import clear_hidden, hidden_beside, put_in_place
 
 

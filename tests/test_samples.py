@@ -63,8 +63,8 @@ def test_less_is_settled_the_smaller_the_budget() -> None:
     losses = []
     for flops in (0.9, 0.6, 0.3):
         limits = Constraint.of(flops=flops).limits(plan.structure, plan.lengths)
-        counts = Surgeon()._counts(plan.evidence, plan.structure, limits, 1)
-        losses.append(Surgeon()._loss(plan.evidence, plan.structure, counts, plan.lengths))
+        kept = Surgeon().choose(plan.evidence, plan.structure, limits, multiple_of=1, stages=Stages())
+        losses.append(Surgeon().expected_loss(plan.evidence, plan.structure, kept, plan.lengths))
     assert 0 < losses[0] < losses[1] < losses[2]
 
 
@@ -76,8 +76,9 @@ def test_the_estimated_loss_is_the_divergence_from_the_teacher() -> None:
     evidence = Surgeon(damp=1e-8).measure(structure, sample, seed=0, stages=Stages())
     counts = [s.units for s in structure.sublayers]
     counts[3] -= 1
-    estimate = Surgeon()._loss(evidence, structure, counts, [sample.mean_length or 0.0] * 4)
-    pruned = shrink(model, [o.order.kept(c) for o, c in zip(evidence, counts, strict=True)])
+    kept = Surgeon().kept(evidence, counts)
+    estimate = Surgeon().expected_loss(evidence, structure, kept, [sample.mean_length or 0.0] * 4)
+    pruned = shrink(model, kept)
     small = structure_of(pruned)
     Surgeon().repair(structure, small, sample.cut(10**6), stages=Stages())
     divergence = 0.0

@@ -169,6 +169,11 @@ def parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
+def weight_bytes(model: nn.Module) -> int:
+    """What all parameters take in memory."""
+    return sum(p.numel() * p.element_size() for p in model.parameters())
+
+
 def sequence_lengths(structure: Structure, sample: Sample) -> list[float]:
     """Per sublayer, the mean number of real tokens of an example, found by running one."""
     batch = sample.some(1)

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from shearling.costs import count_macs
+from shearling.costs import count_macs, weight_bytes
 from shearling.engine.hooks import device_of, frozen, run
 from shearling.engine.memory import BACKWARD_TOKENS, FORWARD_TOKENS, LOGITS, cut_batches, logits_per_token
-from shearling.engine.recompute import MOST, kept_bytes
+from shearling.engine.recompute import MOST, is_too_much, kept_bytes
 from shearling.models.structure import Structure
 from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
@@ -52,7 +52,7 @@ class Estimate:
 
 def estimate(structure: Structure, sample: Sample, lengths: Sequence[float], ratio: float = 1.0) -> Estimate:
     """For pruning to a share of the layers' costs; `lengths` are the tokens of an example in each sublayer."""
-    weights = sum(p.numel() * p.element_size() for p in structure.model.parameters())
+    weights = weight_bytes(structure.model)
     statistics = sum(4 * sum(side**2 for side in s.weight.shape) for s in structure.sublayers)
     on_cpu = device_of(structure.model).type == "cpu"
     return Estimate(
@@ -91,9 +91,7 @@ def _seconds(structure: Structure, sample: Sample, lengths: Sequence[float], rat
     forward = one * (len(batches) + CHECKS)
     layers = count_macs(structure, lengths)
     head = logits_per_token(structure.model) * int(structure.sublayers[-1].weight.shape[0]) * lengths[-1]
-    tokens = max(batch.inputs["input_ids"].numel() if "input_ids" in batch.inputs else 0 for batch in batches)
-    again = kept_bytes(structure, tokens) > MOST
-    passes = BACKWARD + again + layers / (layers + head) * (TEACHER + STUDENT * ratio)
+    passes = BACKWARD + is_too_much(structure, batches) + layers / (layers + head) * (TEACHER + STUDENT * ratio)
     sums = solves = 0.0
     for s, length in zip(structure.sublayers, lengths, strict=True):
         rows, n, D = sample.examples * length * s.repeats, s.units * s.width, int(s.weight.shape[0])

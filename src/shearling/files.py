@@ -7,6 +7,7 @@ They are filled under a hidden name beside their target, flushed to disk, and re
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -210,6 +211,11 @@ def _flush(paths: Iterable[Path]) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def json_text(value: Any) -> str:
+    """A record as the files that we write hold it."""
+    return json.dumps(value, indent=1) + "\n"
 
 
 def weights_digest(model: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from shearling.engine.agreement import Agreement, Answers, agreement, answers, h
 from shearling.engine.decoder import with_targets
 from shearling.engine.distributed import fail_together, on_first, rank_and_world
 from shearling.engine.hooks import device_of
-from shearling.engine.memory import with_smaller_batches
+from shearling.engine.memory import batches_that_fit
 from shearling.engine.polish import Polished, polish
 from shearling.engine.precision import used_precision
 from shearling.engine.progress import Stages, Watcher
@@ -27,7 +26,7 @@ from shearling.engine.teacher_states import TeacherStates
 from shearling.engine.warm_up import warm_up
 from shearling.errors import CheckpointError, ConstraintError, DataError, InputError
 from shearling.estimate import Estimate, estimate
-from shearling.latency.meet import meet, table_for
+from shearling.latency.meet import Met, meet, table_for
 from shearling.methods import Evidence, Method, Repaired, asked, configured, method_of, settings_of
 from shearling.methods.layers import LayerOrder
 from shearling.methods.ranges import MOST_TOKENS, Samples, Shape, checked_samples
@@ -37,7 +36,6 @@ from shearling.models.digest import weights_digest_of
 from shearling.models.positions import positions_of
 from shearling.models.structure import Structure
 from shearling.report.record import Cost, Report
-from shearling.sample.batch import Batch
 from shearling.sample.read import accepted_by, sample_of
 from shearling.sample.sample import Sample
 from shearling.target import TableLike, Target
@@ -95,49 +93,41 @@ class Plan:
     @fail_together()
     def meet(self, target: Target) -> Pruned:
         """A smaller copy of the model that meets a target, which has been checked."""
-        stages, teacher, ratios = Stages(self.watcher), self.structure, target.constraint
-        limits = ratios.limits(teacher, self.lengths)
-        warnings: list[str] = []
-        latency: dict[str, Any] | None = None
+        stages, dense, ratios = Stages(self.watcher), self.structure, target.constraint
+        limits = ratios.limits(dense, self.lengths)
         if ratios.latency is None:
-            chosen, student = self._cut(limits, target.multiple_of or self._step, target.shape, stages)
+            met = Met(*self._cut(limits, target.multiple_of or self._step, target.shape, stages))
         else:
             length = self.sample.mean_length if target.seq_len is None else target.seq_len
             step = target.multiple_of or self.method.filter_step
             met = meet(
                 ratios.latency,
-                target.times or table_for(teacher, target.batch_size, length, stages),
-                teacher,
+                target.times or table_for(dense, target.batch_size, length, stages),
+                dense,
                 lambda more: self._cut([*limits, *more], step, target.shape, stages),
                 correct=target.correct,
                 stages=stages,
             )
-            chosen, student, warnings = met.choice, met.student, met.warnings
-            limits, latency = [*limits, *met.limits], met.record
-        cut = chosen.cut
-        same, units = cut.teacher(teacher), cut.units_of(student, teacher)
+        limits, cut, student = [*limits, *met.limits], met.choice.cut, met.student
+        teacher, units = cut.teacher(dense), cut.units_of(student, dense)
         with stages("check"):
-            check_cut(same, student, units, self.sample)
-        student, repairs = self._repair(student, cut, stages)
+            check_cut(teacher, student, units, self.sample)
+        mine, device = self.sample.shard(*rank_and_world()), device_of(dense.model)
+        attempts = batches_that_fit(mine, device, backward=False, precision=self.method.precision, sums=True)
+        for number, attempt in enumerate(attempts):
+            with attempt as batches:
+                if number:  # the student before ran out of memory half-way through its repair
+                    student = cut.student(dense)
+                repairs = self.method.repair(dense, student, batches, stages=stages, states=self.states)
         with stages("check"):
-            here = [limit.among(student.places_in(teacher)) for limit in limits]
-            difference = self_check(same, student, units, self.sample, here)
+            here = [limit.among(student.places_in(dense)) for limit in limits]
+            difference = self_check(teacher, student, units, self.sample, here)
         polished = self._polish(student, cut.kept, stages)
         with stages("agreement"):
             alike = on_first(lambda: self._agreement(student))
+        seconds = {**self.seconds, **stages.seconds}
         report = self._report(
-            student,
-            limits,
-            repairs,
-            [*warnings, *(alike.warnings if alike else ())],
-            seconds={**self.seconds, **stages.seconds},
-            check=difference,
-            shape=target.shape,
-            stock=chosen.told,
-            agreement=None if alike is None else alike.to_json(),
-            polish=None if polished is None else polished.to_json(),
-            latency=latency,
-            extra={} if self.expected is None else {"estimate": self.expected.to_json()},
+            met, student, limits, repairs, alike, polished, check=difference, shape=target.shape, seconds=seconds
         )
         return Pruned(student.model, cut.kept, report)
 
@@ -178,24 +168,6 @@ class Plan:
             chosen = Choice(Cut(kept))
         with stages("shrink"):
             return chosen, chosen.cut.student(self.structure)
-
-    def _repair(self, student: Structure, cut: Cut, stages: Stages) -> tuple[Structure, list[Repaired]]:
-        """Repair the student; a try that ran out of memory half-way starts over from a fresh cut."""
-        students = itertools.chain([student], iter(lambda: cut.student(self.structure), None))
-
-        def attempt(batches: Sequence[Batch]) -> tuple[Structure, list[Repaired]]:
-            current = next(students)
-            return current, self.method.repair(self.structure, current, batches, stages=stages, states=self.states)
-
-        rank, world = rank_and_world()
-        return with_smaller_batches(
-            attempt,
-            self.sample.shard(rank, world),
-            device_of(self.structure.model),
-            backward=False,
-            precision=self.method.precision,
-            alone=world == 1,
-        )
 
     def _polish(self, student: Structure, kept: list[Tensor], stages: Stages) -> Polished | None:
         """Distil the student from the dense model, where the method asks for it."""
@@ -239,9 +211,16 @@ class Plan:
         return Counted.of(self.structure, self.sample, self.lengths)
 
     def _report(
-        self, student: Structure, limits: Sequence[Limit], repairs: list[Repaired], warnings: list[str], **more: Any
+        self,
+        met: Met,
+        student: Structure,
+        limits: Sequence[Limit],
+        repairs: list[Repaired],
+        alike: Agreement | None,
+        polished: Polished | None,
+        **more: Any,
     ) -> Report:
-        """The record; `more` are those of its fields that only the run knows."""
+        """The record; `more` are fields of it as they are."""
         dense, settings = self.structure, settings_of(self.method)
         if "precision" in settings:  # what the run really had
             settings["precision"] = used_precision(dense.model, self.method.precision)
@@ -262,7 +241,18 @@ class Plan:
             fingerprint=self.sample.fingerprint,
             model_type=dense.model.config.model_type,
             repairs=repairs,
-            warnings=[*self.sample.notes, *self.warnings, *self.method.concerns(repairs), *warnings],
+            warnings=[
+                *self.sample.notes,
+                *self.warnings,
+                *self.method.concerns(repairs),
+                *met.warnings,
+                *(alike.warnings if alike else ()),
+            ],
+            stock=met.choice.told,
+            latency=met.record,
+            agreement=None if alike is None else alike.to_json(),
+            polish=None if polished is None else polished.to_json(),
+            extra={} if self.expected is None else {"estimate": self.expected.to_json()},
             **more,
         )
 

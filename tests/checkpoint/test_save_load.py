@@ -58,7 +58,7 @@ def test_an_interrupted_save_leaves_nothing(
         def fail(*args: Any, error: BaseException = error) -> None:
             raise error
 
-        monkeypatch.setattr("shearling.checkpoint.save.write_companions", fail)
+        monkeypatch.setattr("shearling.checkpoint.pruned.write_companions", fail)
         with pytest.raises(type(error)):
             pruned.save(tmp_path / "small", source=tmp_path)
         assert list(tmp_path.iterdir()) == []

@@ -66,6 +66,18 @@ def test_each_kind_against_its_definition() -> None:
     assert agreement(Answers("equal", spans, 4), Answers("equal", moved, 4)).value == 75.0
 
 
+def test_equal_numbers_share_their_rank() -> None:
+    """Many scores that are the same say nothing about their order."""
+    from scipy import stats
+
+    a, b = torch.tensor([[1.0], [1], [1], [2], [3], [3]]), torch.tensor([[2.0], [1], [3], [3], [5], [4]])
+    found = agreement(Answers("spearman", a, 6), Answers("spearman", b, 6))
+    assert found.value == pytest.approx(100 * stats.spearmanr(a[:, 0], b[:, 0]).statistic)
+    same, other = torch.ones(6, 1), torch.zeros(6, 1)
+    assert agreement(Answers("spearman", same, 6), Answers("spearman", other, 6)).value == 100.0
+    assert agreement(Answers("spearman", same, 6), Answers("spearman", b, 6)).value == 0.0
+
+
 @pytest.mark.parametrize("kind", POOR)
 def test_a_poor_figure_is_told_unless_it_is_rough(kind: str) -> None:
     worse = 0.1 if kind == "perplexity" else -0.1

@@ -60,7 +60,9 @@ def test_spans_over_real_tokens() -> None:
     for i, length in enumerate((3, 2, 4)):
         for a, b in ((s, t), (other, t)):
             expected += float(kl_divergence(Categorical(logits=b[i, :length]), Categorical(logits=a[i, :length]))) / 3
-    found = output_distance(CLASSES, {"start": s, "end": other}, {"start": t, "end": t}, BATCH, ONE)
+    found = output_distance(
+        CLASSES, {"start_logits": s, "end_logits": other}, {"start_logits": t, "end_logits": t}, BATCH, ONE
+    )
     assert float(found) == pytest.approx(expected, rel=1e-4)
 
 

@@ -99,10 +99,10 @@ def with_broken(owner, name, where, work):
 
 prune = lambda **options: shearling.prune(model, batches, **{"flops": 0.5, **options})
 attempt("order", lambda: with_broken(shearling.methods.surgeon, "order", 1, prune))
-attempt("repair", lambda: with_broken(shearling.Plan, "_repair", 1, prune))
+attempt("repair", lambda: with_broken(shearling.Surgeon, "repair", 1, prune))
 table = table_of(structure_of(model))
 timed = lambda: prune(flops=None, latency=0.7, table=table)
-attempt("timing", lambda: with_broken(shearling.latency.meet, "measure_ratio", 0, timed))
+attempt("timing", lambda: with_broken(shearling.latency.meet, "in_turns", 0, timed))
 attempt("impossible", lambda: prune(flops=1e-9))  # alike for both
 callback = shearling.PruneOnTrainEnd(flops=0.5, out=folder / "trained")
 rows = [{name: values[i] for name, values in batch.items()} for batch in batches for i in range(3)]

@@ -14,7 +14,6 @@ from shearling.engine.hooks import run
 from shearling.engine.losses import (
     check_finite,
     embeddings,
-    is_regression,
     label_losses,
     sampled_losses,
 )
@@ -234,12 +233,6 @@ def test_an_embedding_is_the_mean_over_real_tokens() -> None:
             torch.testing.assert_close(
                 sampled_losses(model, run(model, alone), alone, 0)[0], losses[i], rtol=1e-4, atol=1e-5
             )
-
-
-def test_what_counts_as_regression() -> None:
-    assert is_regression(SimpleNamespace(problem_type=None), torch.zeros(2, 1))
-    assert is_regression(SimpleNamespace(problem_type="regression"), torch.zeros(2, 3))
-    assert not is_regression(SimpleNamespace(), torch.zeros(2, 3))
 
 
 @pytest.mark.parametrize("pooling", [Pooling(("cls",), normalize=True), Pooling(("cls",), similarity="dot")])

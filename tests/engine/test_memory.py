@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import pytest
 import torch
 
 from shearling.engine import memory
-from shearling.engine.memory import BACKWARD_TOKENS, cut_batches, with_smaller_batches
+from shearling.engine.memory import BACKWARD_TOKENS, batches_that_fit, cut_batches
 from shearling.errors import DataError, ShearlingError
 from shearling.sample.batch import Batch
 from shearling.sample.read import sample_of
 from tiny import batches_of
 
+T = TypeVar("T")
 CPU = torch.device("cpu")
 
 
@@ -28,6 +30,18 @@ def test_batches_have_at_most_so_many_tokens() -> None:
     assert all(batch.inputs["input_ids"].numel() <= 96 for batch in batches)
 
 
+def run(stage: Callable[[Sequence[Batch]], T], batches: Sequence[Any]) -> T:
+    """A stage over as many attempts as it takes."""
+    for attempt in batches_that_fit(sample_of(batches), CPU, backward=True, sums=True):
+        with attempt as cut:
+            found = stage(cut)
+    return found
+
+
+def fail(batches: Sequence[Batch]) -> None:
+    raise torch.OutOfMemoryError
+
+
 def test_memory_that_runs_out_halves_the_batches() -> None:
     sizes: list[int] = []
 
@@ -37,7 +51,7 @@ def test_memory_that_runs_out_halves_the_batches() -> None:
             raise torch.OutOfMemoryError
         return sum(map(len, batches))
 
-    assert with_smaller_batches(stage, sample_of(batches_of(2, 8)), CPU, backward=True) == 16
+    assert run(stage, batches_of(2, 8)) == 16
     assert len(sizes) == 3
     assert sizes[0] <= 96
     assert sizes[1] <= 48
@@ -45,11 +59,8 @@ def test_memory_that_runs_out_halves_the_batches() -> None:
 
 
 def test_not_even_one_example_fits() -> None:
-    def stage(batches: Sequence[Batch]) -> None:
-        raise torch.OutOfMemoryError
-
     with pytest.raises(DataError, match="single example"):
-        with_smaller_batches(stage, sample_of(batches_of(2, 8)), CPU, backward=True)
+        run(fail, batches_of(2, 8))
 
 
 def test_other_errors_are_not_taken_for_it() -> None:
@@ -57,15 +68,13 @@ def test_other_errors_are_not_taken_for_it() -> None:
         raise RuntimeError("something else")
 
     with pytest.raises(RuntimeError, match="something else"):
-        with_smaller_batches(stage, sample_of(batches_of(1)), CPU, backward=True)
+        run(stage, batches_of(1))
 
 
-def test_a_process_among_others_does_not_start_over_alone() -> None:
-    def stage(batches: Sequence[Batch]) -> None:
-        raise torch.OutOfMemoryError
-
+def test_a_process_among_others_does_not_start_over_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "rank_and_world", lambda: (1, 2))
     with pytest.raises(ShearlingError, match=r"batches of \d+.*max_length"):
-        with_smaller_batches(stage, sample_of(batches_of(2, 8)), CPU, backward=True, alone=False)
+        run(fail, batches_of(2, 8))
 
 
 def test_memory_that_the_allocator_holds_unused_is_free(monkeypatch: pytest.MonkeyPatch) -> None:

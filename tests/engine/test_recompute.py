@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from families import tiny_batches, tiny_model
-from shearling.engine import losses, precision
+from shearling.engine import losses, precision, recompute
 from shearling.engine.hooks import frozen
 from shearling.engine.recompute import recomputed
 from shearling.models.structure import structure_of
-from shearling.surgeon import measure as measuring
 from shearling.surgeon.measure import measure
 from tiny import as_run
 
@@ -19,7 +18,7 @@ from tiny import as_run
 def test_curvature_is_the_same_with_and_without(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     structure, batches = structure_of(tiny_model(family)), as_run(tiny_batches(family))
     kept = measure(structure, batches)
-    monkeypatch.setattr(measuring, "MOST", 0)
+    monkeypatch.setattr(recompute, "MOST", 0)
     again = measure(structure, batches)
     for one, other in zip(kept, again, strict=True):
         torch.testing.assert_close(one.A, other.A)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from families import slow, tiny_batches, tiny_model
 from shearling.engine.moments import Moments
 from shearling.engine.precision import Precision
 from shearling.engine.progress import Stages
-from shearling.engine.repair import repair_layers
+from shearling.engine.repair import damaged_sublayers
 from shearling.engine.teacher_states import TeacherStates
 from shearling.methods import Surgeon
 from shearling.models.shrink import shrink
@@ -75,19 +76,16 @@ def test_moments_are_those_of_full_forward_passes(family: str, attention: str) -
     kept = [torch.arange(0, s.units, 2) for s in teacher.sublayers]
     student = structure_of(shrink(model, kept))
     sample = as_run(batches_of(2, 5))
-    numbers: list[int] = []
-
-    def repair(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
-        number = len(numbers)
-        numbers.append(number)
-        assert sublayer.name == student.sublayers[number].name
-        for found, expected in zip((fit, held_out), expected_moments(teacher, student, number, sample), strict=True):
-            close(found, expected)
-        sublayer.write(sublayer.weight * 1.1, sublayer.bias)  # what follows must see the repaired sublayer
-        return True
-
-    repair_layers(teacher, student, sample, repair)
-    assert numbers == [0, 1, 2, 3]
+    seen: list[str] = []
+    with damaged_sublayers(teacher, student, sample) as places:
+        for number, place in enumerate(places):
+            seen.append(place.sublayer.name)
+            fit, held_out = expected_moments(teacher, student, number, sample)
+            close(place.fit, fit)
+            close(place.held_out, held_out)
+            # What follows must see the repaired sublayer.
+            place.sublayer.write(place.sublayer.weight * 1.1, place.sublayer.bias)
+    assert seen == [sublayer.name for sublayer in student.sublayers]
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "modernbert", "t5", "vit"])
@@ -153,35 +151,19 @@ def test_a_module_gives_what_it_gave_before() -> None:
     assert module.forward is own
 
 
-def test_it_stops_when_a_repair_says_so() -> None:
-    model = model_of("bert")
-    student = structure_of(shrink(model, [torch.arange(2) for _ in range(4)]))
-    seen: list[str] = []
-
-    def repair(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
-        seen.append(sublayer.name)
-        return len(seen) < 2
-
-    repair_layers(structure_of(model), student, as_run(batches_of(1)), repair)
-    assert seen == ["heads of layer 0", "filters of layer 0"]
-
-
 def test_sublayers_before_the_first_cut_are_passed_over() -> None:
     """They lost nothing and see no error; what follows is repaired as if they had been looked at."""
     model = model_of("bert").double()
     teacher = structure_of(model)
     kept = [torch.arange(s.units if number < 2 else s.units // 2) for number, s in enumerate(teacher.sublayers)]
-    seen: list[str] = []
-
-    def repair(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
-        seen.append(sublayer.name)
-        number = len(seen) + 1
-        for found, expected in zip((fit, held_out), expected_moments(teacher, student, number, batches), strict=True):
-            close(found, expected)
-        return True
-
     student, batches = structure_of(shrink(model, kept)), as_run(batches_of(2, 5))
-    repair_layers(teacher, student, batches, repair)
+    seen: list[str] = []
+    with damaged_sublayers(teacher, student, batches) as places:
+        for number, place in enumerate(places, start=2):
+            seen.append(place.sublayer.name)
+            fit, held_out = expected_moments(teacher, student, number, batches)
+            close(place.fit, fit)
+            close(place.held_out, held_out)
     assert seen == ["heads of layer 1", "filters of layer 1"]
 
 
@@ -231,18 +213,25 @@ def test_kept_states_of_the_teacher_change_nothing(family: str, room: float) -> 
 def test_an_undamaged_student_is_not_repaired() -> None:
     model = model_of("bert")
     student = structure_of(shrink(model, [torch.arange(s.units) for s in structure_of(model).sublayers]))
-    repair_layers(structure_of(model), student, as_run(batches_of(2)), lambda *_: pytest.fail("repaired"))
+    with damaged_sublayers(structure_of(model), student, as_run(batches_of(2))) as places:
+        assert not list(places)
 
 
-def test_hooks_are_gone_after_an_error() -> None:
+@pytest.mark.parametrize("error", [None, RuntimeError("middle")])
+def test_nothing_is_left_behind_by_a_repair_that_ends_early(error: Exception | None) -> None:
     model = model_of("bert")
     student = shrink(model, [torch.arange(2) for _ in range(4)])
-
-    def repair(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
-        raise RuntimeError("middle")
-
-    with pytest.raises(RuntimeError, match="middle"):
-        repair_layers(structure_of(model), structure_of(student), as_run(batches_of(1)), repair)
+    with (
+        nullcontext() if error is None else pytest.raises(RuntimeError, match="middle"),
+        damaged_sublayers(structure_of(model), structure_of(student), as_run(batches_of(1))) as places,
+    ):
+        for number, _ in enumerate(places):
+            if number and error:
+                raise error
+            if number:
+                break
+    assert not torch.is_inference_mode_enabled()
+    assert all(parameter.requires_grad for parameter in student.parameters())
     for m in (*model.modules(), *student.modules()):
         assert not m._forward_hooks
         assert not m._forward_pre_hooks

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import shearling
 from families import DECODERS, FAMILIES, MAIN, RELATIVES, outputs_of, relatives_slow, slow, tiny_batches, tiny_model
-from shearling.checkpoint.save import _auto_map
+from shearling.checkpoint.pruned import _auto_map
 from shearling.costs import count_macs, count_params, parameters, sequence_lengths
 from shearling.engine.hooks import frozen, masked
 from shearling.engine.layerwise import HiddenStates, LayerwiseRun, run_layer, start_run

@@ -56,8 +56,8 @@ def no_space_in_rust(*args: Any, **kwargs: Any) -> None:
 
 MOMENTS: dict[str, tuple[str, Callable[..., None]]] = {
     "weights": ("transformers.modeling_utils.safe_save_file", no_space_in_rust),
-    "tokenizer": ("shearling.checkpoint.save.write_companions", no_space),
-    "card": ("shearling.checkpoint.card.model_card", no_space),
+    "tokenizer": ("shearling.checkpoint.pruned.write_companions", no_space),
+    "card": ("shearling.checkpoint.pruned.model_card", no_space),
     "flush": ("shearling.files.os.fsync", no_space),
 }
 
@@ -161,11 +161,11 @@ def test_ctrl_c_leaves_the_callers_model_alone(stage: str) -> None:
 LOST = """
 import os
 from shearling.cli import main
-import shearling.pipeline
+import shearling.methods.surgeon
 if os.environ["RANK"] == "1":
     def die(*args, **kwargs):
         os._exit(9)
-    shearling.pipeline.Plan._repair = die
+    shearling.methods.surgeon.Surgeon.repair = die
 main()
 """
 

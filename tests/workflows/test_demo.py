@@ -13,6 +13,7 @@ from transformers import BertModel
 import shearling
 from data.tiny import bert_config, bert_tokenizer, build
 from shearling.cli import run
+from shearling.cli.demo import SAMPLES
 from shearling.errors import InputError, OutputError
 from shearling.workflows import demo as module
 from shearling.workflows import demo_texts
@@ -35,15 +36,15 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_defaults_fit_the_text() -> None:
-    found = texts(samples=module.SAMPLES, seed=0)
-    assert len(found.sample) == len(set(found.sample)) == module.SAMPLES
+    found = texts(samples=SAMPLES, seed=0)
+    assert len(found.sample) == len(set(found.sample)) == SAMPLES
     assert len(found.queries) == len(found.passages) == len(set(found.passages)) >= 250
-    assert found == texts(samples=module.SAMPLES, seed=0)
-    assert found != texts(samples=module.SAMPLES, seed=1)
+    assert found == texts(samples=SAMPLES, seed=0)
+    assert found != texts(samples=SAMPLES, seed=1)
 
 
 def test_texts_are_prose() -> None:
-    found = texts(samples=module.SAMPLES, seed=0)
+    found = texts(samples=SAMPLES, seed=0)
     assert not [t for t in found.sample if ">>>" in t or "::=" in t or "\n" in t or "  " in t or "| |" in t]
     assert all(t[0].isupper() and t[-1] in ".?!" for t in [*found.sample, *found.queries])
 
@@ -127,7 +128,7 @@ def test_complaints_come_before_the_work(small: Path, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "note").write_text("mine")
     with pytest.raises(OutputError, match="not empty"):
-        demo(tmp_path / "full")
+        demo(tmp_path / "full", samples=64)
     with pytest.raises(InputError, match="samples were asked for"):
         demo(tmp_path / "new", samples=10**6)
     assert not (tmp_path / "new").exists()

@@ -252,7 +252,7 @@ def test_a_sweep_stopped_while_it_saves_keeps_every_finished_point(
     if not saved_before:
         sweep(place, out, grid)  # without the models, which are wanted now
     with monkeypatch.context() as patch:
-        patch.setattr(sweep_job, "keep", lambda *args, **options: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(sweep_job, "companions_of", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             sweep(place, out, grid, save=True)
     kept = json.loads((out / "results.json").read_text())

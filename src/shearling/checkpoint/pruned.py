@@ -1,4 +1,4 @@
-"""What pruning gives: the smaller model, and everything that is known about it."""
+"""What pruning gives, a smaller model and all that is known about it; written as a directory of Hugging Face's kind."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from shearling.checkpoint.card import carried_over, model_card, source_facts
+from shearling.checkpoint.companions import write_companions
 from shearling.checkpoint.record import write_page
-from shearling.checkpoint.save import save
+from shearling.engine.distributed import on_first
+from shearling.engine.silence import quiet_transformers
+from shearling.files import RECORD, json_text, whole_directory
 from shearling.report.record import Report
 
 if TYPE_CHECKING:
@@ -31,9 +35,45 @@ class Pruned:
     report: Report
     flipped: Mapping[str, Any] | None = None
 
+    @property
+    def transformer(self) -> PreTrainedModel:
+        """What was pruned: `model`, or the transformer inside it."""
+        return self.model
+
     def save(self, directory: str | os.PathLike[str], *, source: Any = None, force: bool = False) -> Path:
-        """Write a checkpoint that loads with plain `from_pretrained`; `source` is where tokenizer files come from."""
-        return save(self.model, self.kept, self.report.to_json(), directory, source=source, force=force)
+        """Write a checkpoint that loads with plain `from_pretrained`.
+
+        source  where tokenizer and other files come from: a directory, or the tokenizer itself. A model of
+                sentence-transformers brings its own, and is asked for nothing
+        """
+        target, model = Path(directory), self.transformer
+        sentence: Any = None if model is self.model else self.model
+        source = source if sentence is None else None
+        name = getattr(model.config, "_name_or_path", None) or None
+
+        def write() -> None:
+            with whole_directory(target, force=force, keep=(source, name)) as folder:
+                if sentence is not None:
+                    with quiet_transformers():
+                        sentence.save_pretrained(str(folder), create_model_card=False)
+                if getattr(model.config, "shearling", None):  # a stock shape needs no file of ours to load
+                    model.config.auto_map = _auto_map(model)  # and so saving it writes the files that this points to
+                with quiet_transformers(notes=True):
+                    model.save_pretrained(folder)
+                record = self.report.to_json() | {
+                    "base": _base(source, name, folder),
+                    "architecture": type(model).__name__,
+                    "auto_class": _auto_class(model),
+                    "own_class": _own_class(model),
+                    "tokenizer": write_companions(source, model, folder),
+                    "card": carried_over(source_facts(source, name), type(model).__name__),
+                    "kept": [units.tolist() for units in self.kept],
+                }
+                (folder / RECORD).write_text(json_text(record), encoding="utf-8")
+                (folder / "README.md").write_text(model_card(record), encoding="utf-8")
+
+        on_first(write)
+        return target
 
     def write_report(self, path: str | os.PathLike[str], *, directory: str = "DIR", force: bool = False) -> Path:
         """Write the report as one HTML page; `directory` is where the model is saved, for the lines that load it."""
@@ -48,3 +88,44 @@ class Pruned:
 
     def _repr_html_(self) -> str:
         return self.report._repr_html_()
+
+
+def _base(source: Any, name: str | None, folder: Path) -> str | None:
+    """The dense model: its id on the Hub, or the way to its directory or file from the checkpoint's (`./`, `../`)."""
+    local = Path(source) if isinstance(source, (str, os.PathLike)) else Path(name or "")
+    if (local / "config.json").is_file() or (local.suffix == ".gguf" and local.is_file()):
+        way = os.path.relpath(local.resolve(), folder.resolve())
+        return way if way.startswith(".") else f"./{way}"
+    return name
+
+
+def _auto_map(model: Any) -> dict[str, str]:
+    """Point every `AutoModel...` class that serves this architecture to the file in the checkpoint.
+
+    What leads to code that came with the model stays, except to classes of a model whose class is transformers' own.
+    """
+    others = getattr(model.config, "auto_map", None) or {}
+    if not _own_class(model):
+        others = {name: place for name, place in others.items() if not name.startswith(("AutoModel", "AutoConfig"))}
+    return {name: f"modeling_shearling.{name}" for name in _serving(model)} | others
+
+
+def _auto_class(model: Any) -> str:
+    """The `AutoModelFor...` class that gives this very model."""
+    if _own_class(model):
+        return str(type(model)._auto_class)
+    return next((name for name, served in _serving(model).items() if served is type(model)), "AutoModel")
+
+
+def _own_class(model: Any) -> bool:
+    """Whether the class came with the model: transformers has noted which `AutoModel...` fetched it."""
+    return type(model)._auto_class is not None
+
+
+def _serving(model: Any) -> dict[str, Any]:
+    """The `AutoModel...` classes that take this configuration, and the class that each gives."""
+    from transformers.models.auto import modeling_auto
+
+    autos = {name: auto for name, auto in vars(modeling_auto).items() if name.startswith("AutoModel")}
+    mappings = {name: getattr(auto, "_model_mapping", {}) for name, auto in autos.items()}
+    return {name: served[type(model.config)] for name, served in mappings.items() if type(model.config) in served}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
 from shearling.checkpoint.card import refreshed
 from shearling.checkpoint.load import read_record
-from shearling.files import RECORD, check_file, write_whole, writing
+from shearling.files import RECORD, check_file, json_text, write_whole, writing
 
 CURVE = "curve.svg"
 
@@ -51,7 +50,7 @@ def _update(folder: Path, record: dict[str, Any], more: dict[str, Any]) -> dict[
     with writing(card):
         text = card.read_text(encoding="utf-8") if card.is_file() else ""
     write_whole(card, refreshed(text, record, updated))
-    write_whole(folder / RECORD, json.dumps(updated, indent=1) + "\n")
+    write_whole(folder / RECORD, json_text(updated))
     return updated
 
 

@@ -16,27 +16,14 @@ EPILOG = o.examples(
 )
 
 
+@o.reads
 def compare(
     first: Annotated[
         str, typer.Argument(metavar="FIRST", help="A model directory, or an id on the Hub.", show_default=False)
     ],
     second: Annotated[str, typer.Argument(metavar="SECOND", help="Another one, dense or pruned.", show_default=False)],
-    data: o.Data = None,
-    task: o.Task = None,
-    metric: o.Metric = None,
-    index: o.Index = None,
-    pooling: o.Pooling = None,
-    prefix: o.Prefix = None,
-    image_size: o.ImageSize = None,
-    mean: o.Mean = None,
-    std: o.Std = None,
-    text_columns: o.TextColumns = None,
-    label_column: o.LabelColumn = None,
-    limit: o.Limit = None,
-    max_length: o.MaxLength = None,
+    reading: o.Reading,
     batch_size: o.BatchSize = None,
-    device: o.Device = "auto",
-    trust_remote_code: o.TrustRemoteCode = False,
     html: Annotated[Path | None, o.output(help="Write a page to this file.")] = None,
     force: Annotated[bool, o.output("--force", help="Replace the page if it exists.")] = False,
     quiet: o.Quiet = False,
@@ -49,18 +36,13 @@ def compare(
     from shearling.report.page import compare_page
     from shearling.workflows.compare import STAGES, compare_sources
     from shearling.workflows.progress import watching
-    from shearling.workflows.source import Source
 
     if html is not None:
         check_file(html, force=force)
 
-    source = Source(
-        first, data, task, o.columns(text_columns), label_column, max_length, batch_size, device=device,
-        trust_remote_code=trust_remote_code, metric=metric, index=index, pooling=pooling, prefix=prefix,
-        images=o.images(image_size, mean, std),
-    )  # fmt: skip
+    source = reading.source(first, batch_size=batch_size)
     with watching(not quiet, STAGES) as watcher:
-        result = compare_sources(source, second, limit=limit, watcher=watcher)
+        result = compare_sources(source, second, limit=reading.limit, watcher=watcher)
     if html is not None:
         write_whole(html, compare_page(result.to_json()))
         say(f"page written to {html}", quiet=quiet)

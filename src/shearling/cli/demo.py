@@ -12,13 +12,15 @@ from shearling.cli import options as o
 if TYPE_CHECKING:
     from shearling.workflows.demo import Demo
 
+SAMPLES = 400  # sentences: half a minute of work in all
+
 
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="Where the pruned model and the report go.")] = Path(
         "demo-output"
     ),
     flops: Annotated[float, typer.Option(help="Keep this share of the layers' FLOPs, in (0, 1].")] = 0.5,
-    samples: Annotated[int, typer.Option(help="Sentences to calibrate on.", min=1)] = 400,
+    samples: Annotated[int, typer.Option(help="Sentences to calibrate on.", min=1)] = SAMPLES,
     seed: o.Seed = 0,
     force: o.Force = False,
     quiet: o.Quiet = False,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
 if TYPE_CHECKING:
-    from shearling.data.images import ImageOptions
+    from shearling.workflows.source import Source
 
 inputs = partial(typer.Option, rich_help_panel="Model and data")
 constraint = partial(typer.Option, rich_help_panel="Constraint")
@@ -30,36 +33,6 @@ Task = Annotated[
     inputs("--task", help="sst2, mnli, squad, ... or classification, sts, retrieval, rerank, lm, seq2seq, knn, ..."),
 ]
 Limit = Annotated[int | None, inputs("--limit", help="Score on the first N rows only.", min=1, metavar="N")]
-Metric = Annotated[
-    str | None,
-    inputs(
-        "--metric",
-        help="Judge by this: ndcg@10, mrr@10, r@1, spearman, auc, rouge-l, agreement, ...; by default the task's own.",
-    ),
-]
-Index = Annotated[
-    str | None,
-    inputs(
-        "--index", help="retrieval, knn: who embeds what is searched. `dense` is the original; else the model scored."
-    ),
-]
-Pooling = Annotated[
-    str | None,
-    inputs("--pooling", help="Embedding models whose files do not say it: mean, cls, last, max, weighted_mean."),
-]
-Prefix = Annotated[
-    str | None,
-    inputs("--prefix", help="seq2seq: put this before every source; by default what the configuration says."),
-]
-ImageSize = Annotated[
-    int | None,
-    inputs("--image-size", help="Images: pixels of a side, without a processor file.", min=1)
-]  # fmt: skip
-Mean = Annotated[
-    str | None,
-    inputs("--mean", help="Images: mean of the colours, one number or three: 0.5 or 0.485,0.456,0.406.")
-]  # fmt: skip
-Std = Annotated[str | None, inputs("--std", help="Images: deviation of the colours, as --mean.")]
 TextColumns = Annotated[
     str | None, inputs("--text-columns", help="The column(s) with the text, comma-separated, if --task does not tell.")
 ]
@@ -100,18 +73,81 @@ Json = Annotated[bool, output("--json", help="Print the result as one JSON objec
 TrustRemoteCode = Annotated[bool, advanced("--trust-remote-code", help="Run code that the model brings along.")]
 
 
+@dataclass(frozen=True)
+class Reading:
+    """The options about what is read, of `prune`, `sweep`, `evaluate` and `compare`."""
+
+    data: Data = None
+    task: Task = None
+    text_columns: TextColumns = None
+    label_column: LabelColumn = None
+    max_length: MaxLength = None
+    limit: Limit = None
+    metric: Annotated[
+        str | None,
+        inputs(
+            help="Judge by this: ndcg@10, mrr@10, r@1, spearman, auc, rouge-l, agreement, ...; by default the task's "
+            "own."
+        ),
+    ] = None
+    index: Annotated[
+        str | None,
+        inputs(help="retrieval, knn: who embeds what is searched. `dense` is the original; else the model scored."),
+    ] = None
+    pooling: Annotated[
+        str | None,
+        inputs(help="Embedding models whose files do not say it: mean, cls, last, max, weighted_mean."),
+    ] = None
+    prefix: Annotated[
+        str | None,
+        inputs(help="seq2seq: put this before every source; by default what the configuration says."),
+    ] = None
+    image_size: Annotated[int | None, inputs(help="Images: pixels of a side, without a processor file.", min=1)] = None
+    mean: Annotated[
+        str | None, inputs(help="Images: mean of the colours, one number or three: 0.5 or 0.485,0.456,0.406.")
+    ] = None
+    std: Annotated[str | None, inputs(help="Images: deviation of the colours, as --mean.")] = None
+    device: Device = "auto"
+    trust_remote_code: TrustRemoteCode = False
+
+    def source(self, model: str, **more: Any) -> Source:
+        """What the options say to read; `more` are fields of a source that only some commands have options for."""
+        from shearling.data.images import ImageOptions
+        from shearling.workflows.source import Source
+
+        pictures = (self.image_size, _numbers(self.mean, "--mean"), _numbers(self.std, "--std"))
+        return Source(
+            model, self.data, self.task, columns(self.text_columns), self.label_column, self.max_length,
+            metric=self.metric, index=self.index, pooling=self.pooling, prefix=self.prefix, device=self.device,
+            images=ImageOptions(*pictures) if any(one is not None for one in pictures) else None,
+            trust_remote_code=self.trust_remote_code, **more,
+        )  # fmt: skip
+
+
+def reads(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `Reading` in the place of its parameter `reading`."""
+    defaults = {one.name: one.default for one in fields(Reading)}
+    values: dict[str, Any] = {}  # the default of every option, in the order of the help
+    for name, parameter in inspect.signature(command).parameters.items():
+        values |= defaults if name == "reading" else {name: parameter.default}
+    for name in ("device", "trust_remote_code"):  # panels come in the order of their first options: "Advanced" is last
+        values[name] = values.pop(name)
+
+    @wraps(command)
+    def with_options(**given: Any) -> None:
+        command(reading=Reading(**{name: given.pop(name) for name in defaults}), **given)
+
+    hints = get_type_hints(command, include_extras=True) | get_type_hints(Reading, include_extras=True)
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    shown = [inspect.Parameter(name, keyword, default=values[name], annotation=hints[name]) for name in values]
+    with_options.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    with_options.__annotations__ = {name: hints[name] for name in values}
+    return with_options
+
+
 def columns(value: str | None) -> list[str] | None:
     """`a,b` as a list."""
     return None if value is None else [name.strip() for name in value.split(",") if name.strip()]
-
-
-def images(size: int | None, mean: str | None, std: str | None) -> ImageOptions | None:
-    """The options about images, where any was given."""
-    if size is None and mean is None and std is None:
-        return None
-    from shearling.data.images import ImageOptions
-
-    return ImageOptions(size, _numbers(mean, "--mean"), _numbers(std, "--std"))
 
 
 def _numbers(value: str | None, option: str) -> list[float] | None:

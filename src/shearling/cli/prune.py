@@ -16,23 +16,12 @@ EPILOG = o.examples(
 )
 
 
+@o.reads
 def prune(
     model: o.Model,
-    data: o.Data = None,
-    task: o.Task = None,
+    reading: o.Reading,
     evaluation: Annotated[str | None, o.inputs("--eval", help="Labelled rows to score dense and pruned on.")] = None,
-    limit: o.Limit = None,
     samples: o.Samples = "auto",
-    max_length: o.MaxLength = None,
-    text_columns: o.TextColumns = None,
-    label_column: o.LabelColumn = None,
-    metric: o.Metric = None,
-    index: o.Index = None,
-    pooling: o.Pooling = None,
-    prefix: o.Prefix = None,
-    image_size: o.ImageSize = None,
-    mean: o.Mean = None,
-    std: o.Std = None,
     flops: Annotated[float | None, o.constraint(help="Keep this share of the layers' FLOPs, in (0, 1].")] = None,
     params: Annotated[float | None, o.constraint(help="Keep this share of the layers' parameters.")] = None,
     latency: Annotated[float | None, o.constraint(help="Take this share of the model's time.")] = None,
@@ -98,9 +87,7 @@ def prune(
     seed: o.Seed = 0,
     flops_length: o.FlopsLength = None,
     length: o.OldLength = None,
-    device: o.Device = "auto",
     dtype: o.Dtype = None,
-    trust_remote_code: o.TrustRemoteCode = False,
 ) -> None:
     """Prune MODEL to a constraint, without retraining, and write a smaller model directory."""
     from shearling.cli.console import emit, print_facts, say, warn
@@ -112,7 +99,6 @@ def prune(
     from shearling.workflows.method import method_from
     from shearling.workflows.progress import stages_of, watching
     from shearling.workflows.pruning import prune_source, write_report
-    from shearling.workflows.source import Source
 
     if out is None and not dry_run:
         raise typer.BadParameter("say where to write the pruned model, or use --dry-run", param_hint="--out")
@@ -120,10 +106,9 @@ def prune(
         check_file(report, force=force)
     if batch_size is not None and latency is None and evaluation is None:
         warn("--batch-size is that of a latency and of timing; the batches of the sample need no option")
-    source = Source(
-        model, data, task, o.columns(text_columns), label_column, max_length, None, o.samples(samples), seed, device,
-        dtype, trust_remote_code, o.renamed("--length", "--flops-length", length, flops_length), metric, index, pooling,
-        prefix=prefix, images=o.images(image_size, mean, std),
+    source = reading.source(
+        model, samples=o.samples(samples), seed=seed, dtype=dtype,
+        length=o.renamed("--length", "--flops-length", length, flops_length),
     )  # fmt: skip
     flags = {
         "labels": labels, "refit": refit, "realign": realign, "importance": importance, "allocation": allocation,
@@ -139,7 +124,7 @@ def prune(
             chosen,
             out=None if dry_run else out,
             evaluation=evaluation,
-            limit=limit,
+            limit=reading.limit,
             drop=drop_of(max_drop, by),
             timing=timing,
             force=force,

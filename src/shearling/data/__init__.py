@@ -19,7 +19,7 @@ from shearling.data.encode import encode
 from shearling.data.files import read_rows
 from shearling.data.hub import load_task_rows
 from shearling.data.rows import Rows, as_rows
-from shearling.data.tasks import TASKS, Task, find_task, infer_task
+from shearling.data.tasks import TASKS, Task, find_task, infer_task, task_of
 
 __all__ = [
     "TASKS",
@@ -33,4 +33,5 @@ __all__ = [
     "infer_task",
     "load_task_rows",
     "read_rows",
+    "task_of",
 ]

@@ -180,6 +180,11 @@ def infer_task(model: PreTrainedModel) -> Task:
     return TASKS[kind]
 
 
+def task_of(model: PreTrainedModel, asked: Task | str | None) -> Task:
+    """The task that was asked for, or the one that the head of the model is for."""
+    return find_task(asked) if asked else infer_task(model)
+
+
 def check_head(model: PreTrainedModel, task: Task) -> None:
     """Refuse a model whose head is for another kind of task than the one asked for."""
     try:

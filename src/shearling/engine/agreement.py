@@ -11,19 +11,21 @@ Needs no labels, so every run has it. What is compared shows in what the models 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
+from shearling.engine.head import ENDS, head_of, predicts_next_token
 from shearling.engine.hooks import device_of, frozen, run
-from shearling.engine.losses import embeddings, is_regression, predicts_next_token
-from shearling.engine.memory import logits_per_token, with_smaller_batches
+from shearling.engine.losses import embeddings, only
+from shearling.engine.memory import batches_that_fit, logits_per_token
 from shearling.engine.precision import kernels
-from shearling.sample.batch import HELD_OUT, Batch
+from shearling.sample.batch import Batch, is_held_out
 from shearling.sample.sample import Sample
 
 Kind = Literal["equal", "spearman", "cosine", "perplexity"]
@@ -76,29 +78,26 @@ class Answers:
 
 def held_out(sample: Sample) -> Sample | None:
     """The examples that fits leave out; None where the sample is too small to have any."""
-    found = [(group, (group.indices % HELD_OUT == HELD_OUT - 1).nonzero().flatten()) for group in sample.groups]
+    found = [(group, is_held_out(group.indices).nonzero().flatten()) for group in sample.groups]
     groups = tuple(group.pick(rows) for group, rows in found if len(rows))
     return replace(sample, groups=groups) if groups else None
 
 
 def answers(model: Any, sample: Sample) -> Answers:
-    """Run the model over a sample and keep its decisions, in the sample's own order of batches."""
-
-    def all_of(batches: Sequence[Batch]) -> Answers:
-        parts: list[Tensor] = []
-        order: list[Tensor] = []
-        kind: Kind = "equal"
-        with frozen(model), torch.inference_mode(), kernels("tf32"):
+    """Run the model over a sample and keep its decisions, by the numbers of their examples."""
+    device = device_of(model)
+    kind: Kind = "equal"
+    for attempt in batches_that_fit(sample, device, backward=False, logits=logits_per_token(model)):
+        with attempt as batches, frozen(model), torch.inference_mode(), kernels("tf32"):
+            parts: list[Tensor] = []
+            order: list[Tensor] = []
             for batch in batches:
-                here = batch.to(device_of(model))
+                here = batch.to(device)
                 kind, part, rows = _decisions(model, run(model, here), here)
                 parts.append(part.float().cpu())
                 order.append(batch.indices[rows])
-        # Batches may be cut otherwise for the other model, where memory ran out; examples keep their numbers.
-        return Answers(kind, torch.cat(parts)[torch.cat(order).argsort(stable=True)], sample.examples)
-
-    width = logits_per_token(model)
-    return with_smaller_batches(all_of, sample, device_of(model), backward=False, logits=width)
+    # Batches may be cut otherwise for the other model, where memory ran out; examples keep their numbers.
+    return Answers(kind, torch.cat(parts)[torch.cat(order).argsort(stable=True)], sample.examples)
 
 
 def agreement(dense: Answers, pruned: Answers) -> Agreement:
@@ -109,7 +108,7 @@ def agreement(dense: Answers, pruned: Answers) -> Agreement:
     elif dense.kind == "cosine":
         value = 100 * float(F.cosine_similarity(a, b).mean())
     elif dense.kind == "spearman":
-        value = 100 * _correlation(_ranks(a), _ranks(b))
+        value = 100 * _rank_correlation(a, b)
     else:
         value = 100 * float((a == b).all(-1).double().mean())
     return Agreement(dense.kind, value, dense.examples)
@@ -119,19 +118,17 @@ def _decisions(model: Any, outputs: Any, batch: Batch) -> tuple[Kind, Tensor, Te
     """(kind, [n, ...] one row a decision, [n] the place of its example in the batch)."""
     each = torch.arange(len(batch))
     real = batch.inputs.get("attention_mask")
-    if "start_logits" in outputs:
-        ends = torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=1).float()  # [B, 2, S]
-        if real is not None:
-            ends = ends.masked_fill(real[:, None] == 0, -torch.inf)
-        return "equal", ends.argmax(-1), each
-    if "logits" not in outputs:
+    head = head_of(outputs, model.config)
+    if head == "span":
+        return "equal", best_ends(outputs, real), each
+    if head == "embedding":
         return "cosine", embeddings(model, outputs, batch), each
     logits: Tensor = outputs["logits"]
-    if logits.dim() == 2:
-        if is_regression(model.config, logits):
-            return "spearman", logits[:, :1], each
-        if getattr(model.config, "problem_type", None) == "multi_label_classification":
-            return "equal", logits > 0, each
+    if head == "number":
+        return "spearman", logits[:, :1], each
+    if head == "labels":
+        return "equal", logits > 0, each
+    if head == "classes":
         return "equal", logits.argmax(-1, keepdim=True), each
     if "input_ids" in batch.inputs and predicts_next_token(model):
         return _next_tokens(logits, batch.inputs["input_ids"], real)
@@ -153,11 +150,24 @@ def _next_tokens(logits: Tensor, tokens: Tensor, real: Tensor | None) -> tuple[K
     return "perplexity", losses[counted != 0][:, None], rows.cpu()
 
 
-def _ranks(values: Tensor) -> Tensor:
-    return values.flatten().argsort(stable=True).argsort().double()
+def best_ends(outputs: Any, real: Tensor | None) -> Tensor:
+    """[B, 2]: the best start and the best end of an answer, among real tokens."""
+    return torch.stack([only(outputs[end].float(), real).argmax(-1) for end in ENDS], dim=1)
 
 
-def _correlation(a: Tensor, b: Tensor) -> float:
+def _rank_correlation(x: Tensor, y: Tensor) -> float:
+    """1 also where both models give all examples the same number, 0 where one of them does."""
+    a, b = (ranks(values.flatten().numpy()) for values in (x, y))
+    if np.array_equal(a, b):
+        return 1.0
     a, b = a - a.mean(), b - b.mean()
-    size = float(a.norm() * b.norm())
-    return float(a @ b) / size if size else 1.0
+    size = float(np.sqrt((a * a).sum() * (b * b).sum()))
+    return float((a * b).sum() / size) if size else 0.0
+
+
+def ranks(values: NDArray[Any]) -> NDArray[np.float64]:
+    """1 for the lowest value; equal values share their mean rank."""
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)  # the highest rank of each distinct value; its mean rank lies (count - 1) / 2 below
+    mean: NDArray[np.float64] = (last - (counts - 1) / 2)[inverse]
+    return mean

@@ -1,4 +1,4 @@
-"""How far a student's outputs are from the teacher's, without labels, for every head that `losses.py` knows.
+"""How far a student's outputs are from the teacher's, without labels, for every head.
 
 classes      KL divergence in nats; per class where several may hold at once
 numbers      squared error over the teacher's variance
@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shearling.engine.losses import embeddings, is_multi_label, is_regression, token_mask
+from shearling.engine.head import ENDS, head_of
+from shearling.engine.losses import embeddings, token_mask
 from shearling.sample.batch import Batch
 
 NEVER = -1e4  # the logit of padding: finite, so that 0 * log 0 stays 0
@@ -24,11 +25,10 @@ NEVER = -1e4  # the logit of padding: finite, so that 0 * log 0 stays 0
 
 def compared(model: Any, outputs: Any, batch: Batch) -> dict[str, Tensor]:
     """The part of a model's outputs that `output_distance` looks at; every tensor has the examples first."""
-    if "start_logits" in outputs:
-        return {"start": outputs.start_logits, "end": outputs.end_logits}
-    if "logits" in outputs:
-        return {"logits": outputs.logits}
-    return {"embedding": embeddings(model, outputs, batch)}
+    head = head_of(outputs, model.config)
+    if head == "embedding":
+        return {"embedding": embeddings(model, outputs, batch)}
+    return {name: outputs[name] for name in (ENDS if head == "span" else ("logits",))}
 
 
 def output_distance(
@@ -37,18 +37,19 @@ def output_distance(
     """A scalar, 0 where the outputs are equal: the mean over the batch. `scale` comes from `output_scale`."""
     found = {name: value.float() for name, value in student.items()}
     wanted = {name: value.to(found[name]) for name, value in teacher.items()}
-    if "embedding" in found:
+    head = head_of(found, config)
+    if head == "embedding":
         return _embedding_distance(found["embedding"], wanted["embedding"], scale)
-    if "start" in found:
-        return torch.stack([_span_distance(found[end], wanted[end], batch) for end in ("start", "end")]).sum()
+    if head == "span":
+        return torch.stack([_span_distance(found[end], wanted[end], batch) for end in ENDS]).sum()
     logits, target = found["logits"], wanted["logits"]
-    if logits.dim() == 3:
+    if head == "tokens":
         each = divergence(logits, target)  # [B, S]
         real = token_mask(batch, logits)
         return each.mean() if real is None else (each * real).sum() / real.sum().clamp_min(1)
-    if is_regression(config, logits):
+    if head == "number":
         return ((logits - target).square() / scale.to(logits)).mean()
-    if is_multi_label(config):
+    if head == "labels":
         return bernoulli(logits, target).sum(-1).mean()
     return divergence(logits, target).mean()
 
@@ -59,12 +60,12 @@ def output_scale(config: Any, outputs: Mapping[str, Tensor]) -> Tensor:
     The variance of numbers, [C]; the mean square length of embeddings; 1 for every other head.
     """
     one = torch.ones((), device=next(iter(outputs.values())).device)
-    if "embedding" in outputs:
+    head = head_of(outputs, config)
+    if head == "embedding":
         return outputs["embedding"].float().square().sum(-1).mean().clamp_min(1e-12)
-    logits = outputs.get("logits")
-    if logits is None or logits.dim() != 2 or not is_regression(config, logits) or len(logits) < 2:
+    if head != "number" or len(outputs["logits"]) < 2:
         return one
-    variance = logits.float().var(0, correction=0)
+    variance = outputs["logits"].float().var(0, correction=0)
     return torch.where(variance > 0, variance, one)
 
 

@@ -13,27 +13,29 @@ import torch
 from torch import Tensor
 
 from shearling.engine.distance import bernoulli, divergence
-from shearling.engine.losses import embeddings, is_multi_label, is_regression, only, token_mask
+from shearling.engine.head import ENDS, head_of
+from shearling.engine.losses import embeddings, only, token_mask
 from shearling.sample.batch import Batch
 
 
 def of_examples(model: Any, wanted: Any, found: Any, batch: Batch) -> Tensor:
     """[B]: the divergence of one model's outputs from those that are wanted."""
-    if "start_logits" in wanted:
+    head = head_of(wanted, model.config)
+    if head == "span":
         real = batch.inputs.get("attention_mask")
-        pairs = ((only(one[end].float(), real) for one in (found, wanted)) for end in ("start_logits", "end_logits"))
+        pairs = ((only(one[end].float(), real) for one in (found, wanted)) for end in ENDS)
         return torch.stack([divergence(*pair) for pair in pairs]).sum(0)
-    if "logits" not in wanted:
+    if head == "embedding":
         a, b = (embeddings(model, one, batch) for one in (wanted, found))
         return 0.5 * (a - b).square().sum(-1)
     p: Tensor = wanted["logits"].float()
     q: Tensor = found["logits"].float()
-    if p.dim() == 3:
+    if head == "tokens":
         real = token_mask(batch, p)
         each = divergence(q, p)  # [B, S]
         return (each if real is None else each * real).sum(-1)
-    if is_regression(model.config, p):
+    if head == "number":
         return 0.5 * (p - q).square().sum(-1)
-    if is_multi_label(model.config):
+    if head == "labels":
         return bernoulli(q, p).sum(-1)
     return divergence(q, p)

@@ -1,12 +1,4 @@
-"""One loss per example, for every head: against labels, or against a draw from the model itself.
-
-What a head is shows in what it returns, so no class names are needed:
-
-    start_logits          question answering
-    logits [B, C]         classification; regression when there is one output
-    logits [B, S, C]      token classification and language models
-    anything else         an embedding, pooled and normalised as the model's users do (models/pooling.py)
-"""
+"""One loss per example, for every head: against labels, or against a draw from the model itself."""
 
 from __future__ import annotations
 
@@ -17,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from shearling.engine.head import ENDS, head_of, predicts_next_token
 from shearling.errors import DataError, ModelError
 from shearling.models.pooling import pool, pooling_of
 from shearling.sample.batch import IGNORED, Batch, uniform
@@ -31,23 +24,23 @@ def example_losses(model: Any, outputs: Any, batch: Batch, *, seed: int, labels:
 
 def label_losses(model: Any, outputs: Any, batch: Batch) -> Tensor:
     """[B]: what the model's own loss would be, run on each example alone."""
-    labels = batch.labels
-    if "start_logits" in outputs:
+    labels, head = batch.labels, head_of(outputs, model.config)
+    if head == "span":
         missing = [k for k in ("start_positions", "end_positions") if k not in labels]
         if missing:
             raise DataError(f"A question-answering loss needs {missing}; the batches bring {sorted(labels)}.")
         ends = ((outputs.start_logits, labels["start_positions"]), (outputs.end_logits, labels["end_positions"]))
         real = batch.inputs.get("attention_mask")  # padding is no answer, and how much there is must not matter
         return torch.stack([_span_loss(only(logits, real), at) for logits, at in ends]).mean(0)
-    if "labels" not in labels or "logits" not in outputs:
+    if "labels" not in labels or head == "embedding":
         raise DataError("This loss needs labels and a head; prune an embedding model without --labels.")
     logits: Tensor = outputs.logits.float()
     target = labels["labels"]
-    if logits.dim() == 3:
+    if head == "tokens":
         return _token_loss(model, logits, target)
-    if is_regression(model.config, logits):
+    if head == "number":
         return ((logits - target.float().view_as(logits)) ** 2).mean(-1)
-    if is_multi_label(model.config):
+    if head == "labels":
         return F.binary_cross_entropy_with_logits(logits, target.float(), reduction="none").mean(-1)
     _in_range(target, logits.shape[-1])
     return F.cross_entropy(logits, target.long(), reduction="none")
@@ -59,30 +52,26 @@ def sampled_losses(model: Any, outputs: Any, batch: Batch, seed: int) -> Tensor:
     The gradient of such a loss has the Fisher information as its second moment. For real-valued outputs (regression,
     embeddings) a product with random signs takes the place of the draw.
     """
-    if "start_logits" in outputs:
+    head = head_of(outputs, model.config)
+    if head == "span":
         real = batch.inputs.get("attention_mask")
         draws = uniform(batch.indices, 2, seed)
-        both = zip((outputs.start_logits, outputs.end_logits), draws.T, strict=True)
-        return torch.stack([_drawn_loss(only(logits.float(), real), draw) for logits, draw in both]).sum(0)
-    if "logits" not in outputs:
+        both = zip(ENDS, draws.T, strict=True)
+        return torch.stack([_drawn_loss(only(outputs[end].float(), real), draw) for end, draw in both]).sum(0)
+    if head == "embedding":
         return _signed(embeddings(model, outputs, batch), batch, seed)
     logits: Tensor = outputs.logits.float()
-    if logits.dim() == 3:
+    if head == "tokens":
         real = token_mask(batch, logits)
         losses = _drawn_loss(logits, uniform(batch.indices, logits.shape[1], seed))  # [B, S]
         return (losses if real is None else losses * real).sum(-1)
-    if is_regression(model.config, logits):
+    if head == "number":
         return _signed(logits, batch, seed)
-    if is_multi_label(model.config):
+    if head == "labels":
         draw = uniform(batch.indices, logits.shape[-1], seed).to(logits.device)
         target = (draw < logits.detach().sigmoid()).float()
         return F.binary_cross_entropy_with_logits(logits, target, reduction="none").sum(-1)
     return _drawn_loss(logits, uniform(batch.indices, 1, seed)[:, 0])
-
-
-def is_regression(config: Any, logits: Tensor) -> bool:
-    """Whether the head's output is a number, not a score per class."""
-    return bool(getattr(config, "problem_type", None) == "regression" or logits.shape[-1] == 1)
 
 
 def check_finite(losses: Sequence[Tensor], batches: Sequence[Batch]) -> None:
@@ -174,16 +163,6 @@ def _token_loss(model: Any, logits: Tensor, target: Tensor) -> Tensor:
     _in_range(target[counted], logits.shape[-1])
     losses = F.cross_entropy(logits.flatten(0, 1), target.flatten().long(), reduction="none").view(target.shape)
     return losses.sum(-1) / counted.sum(-1).clamp_min(1)
-
-
-def predicts_next_token(model: Any) -> bool:
-    """Whether the model is a causal language model."""
-    return bool(model.can_generate()) and not getattr(model.config, "is_encoder_decoder", False)
-
-
-def is_multi_label(config: Any) -> bool:
-    """Whether every class of the head may hold by itself."""
-    return bool(getattr(config, "problem_type", None) == "multi_label_classification")
 
 
 def _in_range(target: Tensor, classes: int) -> None:

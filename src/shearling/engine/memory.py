@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 
+from shearling.engine.distributed import rank_and_world
 from shearling.engine.precision import Precision, has_bfloat16
 from shearling.errors import DataError, ShearlingError
 from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
 
 logger = logging.getLogger("shearling")
-T = TypeVar("T")
 # Tokens of a batch: many keep a GPU busy, few stay in a CPU's caches.
 BACKWARD_TOKENS = {"cpu": 1024, "cuda": 10240}  # forward and backward, in float32
 FORWARD_TOKENS = {"cpu": 2048, "cuda": 24576}
@@ -58,32 +59,37 @@ def cut_batches(
     return [batch.to(device) for batch in batches]  # all at once: a copy between kernels would wait for them
 
 
-def with_smaller_batches(
-    stage: Callable[[Sequence[Batch]], T],
+def batches_that_fit(
     sample: Sample,
     device: torch.device,
     *,
     backward: bool,
     precision: Precision = "float32",
-    alone: bool = True,
+    sums: bool = False,
     logits: int = 0,
-) -> T:
-    """Run a stage on the sample's batches; when memory runs out, again with batches half as large.
+) -> Iterator[AbstractContextManager[list[Batch]]]:
+    """Attempts at a stage over the sample; when memory runs out in one, the next has batches half as large.
 
-    A stage in which several processes wait for each other's sums cannot be run again by one of them.
+        for attempt in batches_that_fit(sample, device, backward=True):
+            with attempt as batches:
+                found = stage(batches)
+
+    sums  several processes wait for each other's in this stage, so that one of them cannot run it again
     """
-    shrink = 1
-    while True:
-        batches = cut_batches(
-            sample, device, backward=backward, precision=precision, shrink=shrink, logits=logits
-        )  # fmt: skip
+    shrink, done = 1, False
+
+    @contextmanager
+    def attempt() -> Iterator[list[Batch]]:
+        nonlocal done, shrink
+        batches = cut_batches(sample, device, backward=backward, precision=precision, shrink=shrink, logits=logits)
         largest = max(map(len, batches))
         try:
-            return stage(batches)
+            yield batches
+            done = True
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
-            if not alone:
+            if sums and rank_and_world()[1] > 1:
                 raise ShearlingError(
                     f"Memory ran out with batches of {largest}, and the other processes cannot start over with "
                     "this one; use shorter texts (max_length), fewer processes on this machine, or a larger device."
@@ -92,11 +98,13 @@ def with_smaller_batches(
                 raise DataError(
                     "A single example does not fit into memory; cut texts with a shorter max_length (--max-length)."
                 ) from error
-        del batches
-        if torch.cuda.is_available():
+            shrink *= 2
+            logger.warning("Out of memory with batches of %d; going on with half of that.", largest)
+
+    while not done:
+        if shrink > 1 and torch.cuda.is_available():
             torch.cuda.empty_cache()
-        shrink *= 2
-        logger.warning("Out of memory with batches of %d; going on with half of that.", largest)
+        yield attempt()
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -15,8 +15,8 @@ import torch
 
 from shearling.engine.distil import Distiller, Recipe, trainable
 from shearling.engine.distributed import gathered, rank_and_world
+from shearling.engine.head import predicts_next_token
 from shearling.engine.hooks import device_of, frozen
-from shearling.engine.losses import predicts_next_token
 from shearling.engine.memory import out_of_memory
 from shearling.engine.precision import Precision, kernels
 from shearling.engine.progress import Progress, silent

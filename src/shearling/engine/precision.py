@@ -44,7 +44,12 @@ def used_precision(model: nn.Module, precision: Precision) -> str:
     parameter = next(model.parameters())
     if parameter.device.type == "cuda" and parameter.dtype == torch.float32:
         return "float32" if precision == "bfloat16" and not has_bfloat16(parameter.device) else precision
-    return str(parameter.dtype).removeprefix("torch.")
+    return dtype_name(parameter.dtype)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As options and records have it: `float32`."""
+    return str(dtype).removeprefix("torch.")
 
 
 @contextmanager

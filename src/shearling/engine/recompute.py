@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from torch.utils.checkpoint import checkpoint
 
 from shearling.models.structure import Structure
+from shearling.sample.batch import Batch
 
 MOST = 2**30  # bytes inside the layers that a CPU keeps; a GPU has its own limit in the size of its batches
 
@@ -21,6 +22,12 @@ def kept_bytes(structure: Structure, tokens: int) -> int:
     """
     sublayers = structure.sublayers
     return 4 * tokens * sum(s.repeats * (6 * s.weight.shape[0] + 3 * s.units * s.width) for s in sublayers)
+
+
+def is_too_much(structure: Structure, batches: Sequence[Batch]) -> bool:
+    """Whether the insides of all layers take more of a CPU's memory than is kept, in the largest batch."""
+    tokens = max(batch.inputs["input_ids"].numel() if "input_ids" in batch.inputs else 0 for batch in batches)
+    return kept_bytes(structure, tokens) > MOST
 
 
 @contextmanager

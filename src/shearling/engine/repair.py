@@ -11,6 +11,7 @@ comes at two places of a sublayer:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -26,66 +27,89 @@ from shearling.models.structure import Share, Stack, Structure
 from shearling.models.sublayer import Sublayer
 from shearling.sample.batch import Batch
 
-Repair = Callable[[Sublayer, Moments, Moments], bool]  # (student's sublayer, fit, held out) -> go on?
+
+@dataclass(frozen=True)
+class Damaged:
+    """A sublayer of the student at one of its two places, with the moments to fit and those held out."""
+
+    sublayer: Sublayer
+    into_units: bool
+    fit: Moments
+    held_out: Moments
 
 
-def repair_layers(
+@contextmanager
+def damaged_sublayers(
     teacher: Structure,
     student: Structure,
     batches: Sequence[Batch],
-    repair: Repair,
     *,
-    realign: Repair | None = None,
+    realign: bool = False,
     precision: Precision = "float32",
     progress: Progress = silent,
     states: TeacherStates | None = None,
-) -> None:
-    """Repair every sublayer of the student: first into its units, if asked for, then out of them.
+) -> Iterator[Iterator[Damaged]]:
+    """The places to repair, one after another: what follows sees the sublayer as it was left.
 
-    states  of the teacher, kept from one call to the next over the same batches
+        with damaged_sublayers(teacher, student, batches) as places:
+            for place in places:
+                place.sublayer.write(...)
 
-    Ends early when a repair returns False. Sublayers before the first that lost a unit see no error and lost nothing:
-    they are passed over. Where whole layers are gone, the layer that follows is repaired against its own teacher, and
-    so takes over what they added to the residual.
+    realign  stop on the way into the units too, where the inputs can be changed
+    states   of the teacher, kept from one call to the next over the same batches
+
+    Sublayers before the first that lost a unit see no error and lost nothing: they are passed over. Where whole layers
+    are gone, the layer that follows is repaired against its own teacher, and so takes over what they added to the
+    residual.
     """
-    total = len(teacher.sublayers)
-    done, damaged = 0, False
     with frozen(teacher.model), frozen(student.model), torch.inference_mode(), kernels(precision):
         here = [batch.held_out_last().to(device_of(teacher.model)) for batch in batches]
         if states is not None:
             states.start(here)
-        for number, stacks in enumerate(zip(teacher.stacks, student.stacks, strict=True)):
-            dense, pruned = stacks
-            run_t = start_run(teacher.model, dense, here, precision)
-            # The first stack's inputs are embeddings, which pruning leaves alone; a decoder sees the pruned encoder.
-            if number == 0 or not damaged:
-                run_s = LayerwiseRun(run_t.hidden.copy(), _calls_of(pruned, run_t.calls), precision)
-            else:
-                run_s = start_run(student.model, pruned, here, precision)
-            kind = _SharedPair if pruned.repeats > 1 else _Pair
-            layers = {depth: at for at, depth in enumerate(pruned.dense_numbers)}
-            for depth, originals in enumerate(dense.sublayers):
-                at = layers.get(depth)
-                damaged = damaged or at is None or _lost_units(dense, pruned, depth)
-                if at is None or not damaged:
-                    _advance(dense, depth, [run_t] if at is None else [run_t, run_s])
-                    done += len(originals)
-                    progress(done, total)
-                    continue
-                sublayers = pruned.sublayers[at]
-                for part, sublayer in enumerate(sublayers):
-                    pair = kind(dense, pruned, (number, depth, part), at, run_t, run_s, here, states)
-                    if realign is not None and sublayer.foldable and sublayer.units:
-                        realign(sublayer, *pair.into_units())
-                    last = part == len(sublayers) - 1
-                    if not repair(sublayer, *pair.out_of_units(advance_teacher=last)):
-                        return
-                    if pruned.repeats == 1:
-                        pair.advance_student(last=last)
-                    done += 1
-                    progress(done, total)
-                run_t.finished.clear()
-                run_s.finished.clear()
+        yield _places(teacher, student, here, realign, precision, progress, states)
+
+
+def _places(
+    teacher: Structure,
+    student: Structure,
+    batches: Sequence[Batch],
+    realign: bool,
+    precision: Precision,
+    progress: Progress,
+    states: TeacherStates | None,
+) -> Iterator[Damaged]:
+    total = len(teacher.sublayers)
+    done, damaged = 0, False
+    for number, (dense, pruned) in enumerate(zip(teacher.stacks, student.stacks, strict=True)):
+        run_t = start_run(teacher.model, dense, batches, precision)
+        # The first stack's inputs are embeddings, which pruning leaves alone; a decoder sees the pruned encoder.
+        if number == 0 or not damaged:
+            run_s = LayerwiseRun(run_t.hidden.copy(), _calls_of(pruned, run_t.calls), precision)
+        else:
+            run_s = start_run(student.model, pruned, batches, precision)
+        kind = _SharedPair if pruned.repeats > 1 else _Pair
+        layers = {depth: at for at, depth in enumerate(pruned.dense_numbers)}
+        for depth, originals in enumerate(dense.sublayers):
+            at = layers.get(depth)
+            damaged = damaged or at is None or _lost_units(dense, pruned, depth)
+            if at is None or not damaged:
+                _advance(dense, depth, [run_t] if at is None else [run_t, run_s])
+                done += len(originals)
+                progress(done, total)
+                continue
+            sublayers = pruned.sublayers[at]
+            for part, sublayer in enumerate(sublayers):
+                pair = kind(dense, pruned, (number, depth, part), at, run_t, run_s, batches, states)
+                if realign and sublayer.foldable and sublayer.units:
+                    yield Damaged(sublayer, True, *pair.into_units())
+                last = part == len(sublayers) - 1
+                yield Damaged(sublayer, False, *pair.out_of_units(advance_teacher=last))
+                if pruned.repeats == 1:
+                    pair.advance_student(last=last)
+                done += 1
+                progress(done, total)
+            run_t.finished.clear()
+            run_s.finished.clear()
 
 
 def _lost_units(dense: Stack, pruned: Stack, depth: int) -> bool:

@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shearling.costs import parameters, whole_macs
+from shearling.costs import parameters, weight_bytes, whole_macs
+from shearling.engine.agreement import best_ends
+from shearling.engine.head import head_of
 from shearling.engine.hooks import device_of, frozen
 from shearling.errors import DataError
 from shearling.evaluation import metrics
@@ -200,19 +202,17 @@ def choices(outputs: Any, batch: dict[str, Tensor], read: OutputReader) -> Tenso
     read  gives the embeddings of a model without a head
     """
     real = batch.get("attention_mask")
-    if "start_logits" in outputs:
-        ends = torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=1).float()  # [B, 2, S]
-        if real is not None:
-            ends = ends.masked_fill(real[:, None] == 0, -torch.inf)
-        return ends.argmax(-1)
-    if "logits" not in outputs:
+    head = head_of(outputs)
+    if head == "span":
+        return best_ends(outputs, real)
+    if head == "embedding":
         return read(outputs, batch)
     logits: Tensor = outputs["logits"]
-    if logits.dim() == 3:
+    if head == "tokens":
         counted = batch["labels"] != IGNORED if "labels" in batch else real
         best = logits.argmax(-1)
         return (best if counted is None else best[counted.bool()]).reshape(-1, 1)
-    return torch.as_tensor(logits if logits.shape[-1] == 1 else logits.argmax(-1, keepdim=True))
+    return torch.as_tensor(logits if head == "number" else logits.argmax(-1, keepdim=True))
 
 
 def agreement(first: Sequence[Tensor], second: Sequence[Tensor]) -> Agreement | None:
@@ -235,7 +235,7 @@ def disk_bytes(directory: str | None, model: PreTrainedModel) -> int:
         files = [path for pattern in ("*.safetensors", "*.bin") for path in folder.glob(pattern)]
         if files:
             return sum(path.stat().st_size for path in files)
-    return sum(p.numel() * p.element_size() for p in model.parameters())
+    return weight_bytes(model)
 
 
 def _times(models: Sequence[PreTrainedModel], batches: Sequence[dict[str, Tensor]]) -> list[Times]:

@@ -17,8 +17,9 @@ from shearling.data.batches import Batches, Tensors
 from shearling.data.encoder import Labels, make_encoder
 from shearling.data.retrieval import first_queries
 from shearling.data.rows import as_rows
-from shearling.data.tasks import Task, check_head, find_task, infer_task
+from shearling.data.tasks import Task, check_head, task_of
 from shearling.engine.decoder import write
+from shearling.engine.head import ENDS, head_of
 from shearling.engine.hooks import device_of, frozen
 from shearling.engine.progress import Progress
 from shearling.errors import DataError, InputError, ModelError
@@ -84,7 +85,7 @@ def make_exam(
     prefix   of an encoder-decoder's sources; by default that of its configuration
     teacher  of an encoder-decoder: the dense model, to agree with and to write targets where there are none
     """
-    task = (infer_task(model) if task is None else find_task(task)).judged_by(metric)
+    task = task_of(model, task).judged_by(metric)
     check_head(model, task)
     encoder = make_encoder(
         tokenizer, task, model.config, max_length=max_length, labels=_LABELS.get(task.kind, "require"),
@@ -118,11 +119,12 @@ def output_reader(model: PreTrainedModel) -> OutputReader:
     pooling = pooling_of(model)
 
     def read(outputs: Any, batch: Tensors) -> torch.Tensor:
-        if "start_logits" in outputs:
-            return torch.stack([outputs["start_logits"], outputs["end_logits"]], dim=-1)
-        if "logits" in outputs:
-            return torch.as_tensor(outputs["logits"])
-        return pool(outputs, batch.get("attention_mask"), pooling)
+        head = head_of(outputs)
+        if head == "span":
+            return torch.stack([outputs[end] for end in ENDS], dim=-1)
+        if head == "embedding":
+            return pool(outputs, batch.get("attention_mask"), pooling)
+        return torch.as_tensor(outputs["logits"])
 
     return read
 

@@ -7,10 +7,11 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from shearling.engine.agreement import ranks
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _WORD = re.compile(r"\w+")
@@ -56,14 +57,6 @@ def _standard(x: NDArray[np.float64]) -> NDArray[np.float64]:
     x = x / np.abs(x).max()
     x = x - x.mean()
     return x / (np.abs(x).max() or 1.0)
-
-
-def ranks(values: NDArray[Any]) -> NDArray[np.float64]:
-    """1 for the lowest value; equal values share their mean rank."""
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)  # the highest rank of each distinct value; its mean rank lies (count - 1) / 2 below
-    mean: NDArray[np.float64] = (last - (counts - 1) / 2)[inverse]
-    return mean
 
 
 def _cosine(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from shearling.checkpoint.companions import copy_companions
 from shearling.errors import OutputError
 from shearling.exporters.table import Format
-from shearling.files import EXPORT, check_file, check_writable, whole_directory, whole_files
+from shearling.files import EXPORT, check_file, check_writable, json_text, whole_directory, whole_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -68,7 +68,7 @@ def whole(place: Place, *, force: bool) -> Iterator[Path]:
 
 def mark(folder: Path, entry: dict[str, Any]) -> None:
     """Say in a directory that shearling wrote it, and what it holds."""
-    (folder / EXPORT).write_text(json.dumps(entry, indent=1) + "\n", encoding="utf-8")
+    (folder / EXPORT).write_text(json_text(entry), encoding="utf-8")
 
 
 def add_companions(

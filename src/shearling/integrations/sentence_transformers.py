@@ -8,12 +8,9 @@ never imported here: a caller with such a model has imported it.
 from __future__ import annotations
 
 import copy
-import os
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shearling.checkpoint.save import save
 from shearling.checkpoint.sentence import Part, pooling_of_parts
 from shearling.errors import ModelError
 from shearling.models.pooling import Pooling, set_pooling
@@ -66,13 +63,10 @@ class PrunedSentenceModel(Pruned):
 
     model: Any
 
-    def save(self, directory: str | os.PathLike[str], *, source: Any = None, force: bool = False) -> Path:
-        """Write a directory that `SentenceTransformer(directory)` (or CrossEncoder) and `shearling.load` read.
-
-        The model brings its tokenizer and other modules along, so `source` is not asked for anything.
-        """
-        transformer, record = transformer_of(self.model), self.report.to_json()
-        return save(transformer, self.kept, record, directory, sentence=self.model, force=force)
+    @property
+    def transformer(self) -> PreTrainedModel:
+        """The transformer inside; its pooling, tokenizer and other modules are saved with it."""
+        return transformer_of(self.model)
 
 
 def give_back(pruned: Pruned, sentence: Any) -> PrunedSentenceModel:

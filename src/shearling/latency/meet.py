@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,12 +36,12 @@ Made = tuple[Choice, Structure]  # what stays, and the student
 
 @dataclass(frozen=True)
 class Met:
-    """The choice that was made, the limits it was made under, and what to report about it."""
+    """The choice that was made; where a latency was asked for, the limits it was made under and what to report."""
 
     choice: Choice
     student: Structure
-    limits: list[Limit]
-    record: dict[str, Any]
+    limits: list[Limit] = field(default_factory=list)
+    record: dict[str, Any] | None = None
     warnings: list[str] = field(default_factory=list)
 
 
@@ -99,8 +98,7 @@ def meet(
     while True:
         predicted = table.predict(teacher, [len(units) for units in choice.cut.kept]) / table.dense
         with stages("timing"):
-            # Processes that timed at once would disturb each other, and they must choose alike.
-            measured = on_first(partial(measure_ratio, teacher.model, student.model, table, at_home=at_home))
+            measured = measure_ratio(teacher.model, student.model, table, at_home=at_home)
         tried.append({"predicted": predicted, "measured": measured})
         missed = measured > ratio * (1 + TOLERANCE)
         if not (missed and correct and at_home and len(tried) <= CORRECTIONS):
@@ -143,10 +141,15 @@ def table_for(structure: Structure, batch_size: int, length: float | None, stage
 def measure_ratio(dense: PreTrainedModel, pruned: PreTrainedModel, table: Table, *, at_home: bool = True) -> float:
     """Time of the pruned over the dense model, run in turns at the table's shape and as the table's models were."""
     dtype = DTYPES[table.dtype] if at_home else dense.dtype
-    models = [model if model.dtype == dtype else copy.deepcopy(model).to(dtype) for model in (dense, pruned)]
     threads = table.threads if at_home and table.device_type == "cpu" else None
     runtime = table.runtime if at_home else "eager"
-    example = example_inputs(models[0], table.batch_size, table.seq_len)
-    with using_threads(threads), frozen(models[0]), frozen(models[1]), torch.inference_mode():
-        full, less = in_turns([runner(model, example, runtime) for model in models], device_of(models[0]))
-    return less.median / full.median
+
+    def ratio() -> float:
+        models = [model if model.dtype == dtype else copy.deepcopy(model).to(dtype) for model in (dense, pruned)]
+        example = example_inputs(models[0], table.batch_size, table.seq_len)
+        with using_threads(threads), frozen(models[0]), frozen(models[1]), torch.inference_mode():
+            full, less = in_turns([runner(model, example, runtime) for model in models], device_of(models[0]))
+        return less.median / full.median
+
+    # Processes that timed at once would disturb each other, and they must choose alike.
+    return on_first(ratio)

@@ -23,6 +23,7 @@ from torch import Tensor
 from shearling._version import versions
 from shearling.engine.cuda_graph import using_threads
 from shearling.engine.hooks import device_of, frozen
+from shearling.engine.precision import dtype_name
 from shearling.engine.progress import Progress, silent
 from shearling.errors import InputError
 from shearling.latency.assemble import Readings, assemble
@@ -86,7 +87,7 @@ def profile(
             layers=structure.sizes,
             batch_size=batch_size,
             seq_len=seq_len,
-            dtype=str(model.dtype).removeprefix("torch."),
+            dtype=dtype_name(model.dtype),
             threads=torch.get_num_threads(),
             runtime=runtime,
             whole=seconds.whole,

@@ -7,7 +7,6 @@ over the sublayers, and the forward pass takes the larger sum. On a CPU there is
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from shearling.errors import TableError
-from shearling.files import write_whole
+from shearling.files import json_text, write_whole
 from shearling.latency.fit import Floats, cleaned
 from shearling.models.structure import Structure
 from shearling.schema import TABLE
@@ -122,7 +121,7 @@ class Table:
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the table, complete or not at all."""
         target = Path(path)
-        write_whole(target, json.dumps(self.to_json(), indent=1) + "\n")
+        write_whole(target, json_text(self.to_json()))
         return target
 
     def curves(self, structure: Structure, side: str = "seconds") -> list[Floats]:

@@ -6,16 +6,15 @@ what it costs       that change: the divergence of the outputs, on examples that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 import torch
 
 from shearling.engine.bridges import Map, divergences_without, layer_maps
-from shearling.engine.distributed import rank_and_world
 from shearling.engine.hooks import device_of
-from shearling.engine.memory import with_smaller_batches
+from shearling.engine.memory import batches_that_fit
 from shearling.engine.moments import Moments
 from shearling.methods.method import Method
 from shearling.models.stock import Layers, all_layers, less, removable_layers
@@ -24,7 +23,6 @@ from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
 from shearling.surgeon.refit import refit
 
-T = TypeVar("T")
 FITTED = 512  # examples that maps are fitted to
 JUDGED = 128  # examples that outputs are compared on
 CANDIDATES = 3  # layers tried at each further removal: those that cost least when they went alone
@@ -86,25 +84,21 @@ class LayerOrder:
         rest = self.sample.without(self._judges)
         return (rest if rest.groups else self.sample).drawn(FITTED, 0)
 
-    def _over(self, sample: Sample, stage: Callable[[Sequence[Batch]], T]) -> T:
-        """Run a stage on a part of the sample; every process on all of it, so that all find the same."""
-        return with_smaller_batches(
-            stage,
-            sample,
-            device_of(self.structure.model),
-            backward=False,
-            precision=self.method.precision,
-            alone=rank_and_world()[1] == 1,
-        )
+    def _attempts(self, sample: Sample) -> Iterator[AbstractContextManager[list[Batch]]]:
+        """At a stage over a part of the sample; every process on all of it, so that all find the same."""
+        device, precision = device_of(self.structure.model), self.method.precision
+        return batches_that_fit(sample, device, backward=False, precision=precision, sums=True)
 
     def _run_without(self, options: Sequence[Layers]) -> list[float]:
         """The divergence of each option, with maps in the place of layers."""
         dense, precision = self.structure, self.method.precision
-        if not self._maps:
-            self._maps = self._over(self._fitted, lambda batches: layer_maps(dense, batches, _solve, precision))
-        return self._over(
-            self._judges, lambda batches: divergences_without(dense, options, self._maps, batches, precision)
-        )
+        for attempt in () if self._maps else self._attempts(self._fitted):
+            with attempt as batches:
+                self._maps = layer_maps(dense, batches, _solve, precision)
+        for attempt in self._attempts(self._judges):
+            with attempt as batches:
+                found = divergences_without(dense, options, self._maps, batches, precision)
+        return found
 
 
 def _solve(fit: Moments, held_out: Moments) -> Map:

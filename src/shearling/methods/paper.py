@@ -13,12 +13,12 @@ from torch import Tensor
 
 from shearling.costs import Limit
 from shearling.engine.hooks import device_of
-from shearling.engine.memory import with_smaller_batches
+from shearling.engine.memory import batches_that_fit
 from shearling.engine.moments import Moments
 from shearling.engine.polish import Polish, checked_polish
 from shearling.engine.precision import Precision
 from shearling.engine.progress import Stages
-from shearling.engine.repair import repair_layers
+from shearling.engine.repair import damaged_sublayers
 from shearling.engine.teacher_states import TeacherStates
 from shearling.errors import ModelError
 from shearling.methods.counts import allocate_counts
@@ -31,7 +31,7 @@ from shearling.paper.fisher import block, mask_gradients
 from shearling.paper.importance import Importance, importances
 from shearling.paper.rearrange import objective, rearrange
 from shearling.paper.tune import DAMP, apply, tune
-from shearling.sample.batch import HELD_OUT, Batch
+from shearling.sample.batch import Batch, is_held_out
 from shearling.sample.sample import Sample
 
 
@@ -89,15 +89,12 @@ class Paper(Method):
     ) -> list[MaskGradients]:
         """Per-example gradients of the masks; against a sampled loss where the data has no labels."""
         with stages("gradients") as progress:
-            gradients = with_smaller_batches(
-                lambda batches: mask_gradients(
-                    structure, batches, seed=seed, labels=sample.has_labels, precision=self.precision, progress=progress
-                ),
-                sample,
-                device_of(structure.model),
-                backward=True,
-                precision=self.precision,
-            )
+            device, how = device_of(structure.model), self.precision
+            for attempt in batches_that_fit(sample, device, backward=True, precision=how):
+                with attempt as batches:
+                    gradients = mask_gradients(
+                        structure, batches, seed=seed, labels=sample.has_labels, precision=how, progress=progress
+                    )
             if not all(bool(values.isfinite().all()) for values in gradients):
                 raise ModelError("The gradients of the masks are not finite; half precision may overflow: try float32.")
             if earlier is not None:
@@ -131,9 +128,7 @@ class Paper(Method):
 
         With more units than examples there are sets whose gradients merely cancel on the sample.
         """
-        held_out = [
-            torch.arange(len(seen.gradients), device=seen.gradients.device) % HELD_OUT == 0 for seen in evidence
-        ]
+        held_out = [is_held_out(torch.arange(len(s.gradients), device=s.gradients.device)) for s in evidence]
         found = rearrange([block(s.gradients[~out]) for s, out in zip(evidence, held_out, strict=True)], kept)
         judges = [block(s.gradients[out]) for s, out in zip(evidence, held_out, strict=True)]
         both = zip(judges, found, kept, strict=True)
@@ -169,24 +164,28 @@ class Paper(Method):
             return []
         notes: list[Repaired] = []
 
-        def one(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
-            if not sublayer.units:
-                return True
-            if self.guarded:
-                notes.append(self._tuned_with_care(sublayer, fit, held_out))
-                return True
-            result = tune(sublayer.weight, sublayer.bias, fit + held_out, sublayer.width, damp=self.damp)
-            if result.accepted:
+        with (
+            stages("tuning") as progress,
+            damaged_sublayers(
+                teacher, student, batches, precision=self.precision, progress=progress, states=states
+            ) as places,
+        ):
+            for place in places:
+                sublayer = place.sublayer
+                if not sublayer.units:
+                    continue
+                if self.guarded:
+                    notes.append(self._tuned_with_care(sublayer, place.fit, place.held_out))
+                    continue
+                moments = place.fit + place.held_out
+                result = tune(sublayer.weight, sublayer.bias, moments, sublayer.width, damp=self.damp)
+                if not result.accepted:
+                    worst = float(result.mask.abs().max())
+                    note = f"a mask of {worst:.3g} is outside [-10, 10]: discarded, and tuning stopped here"
+                    notes.append(Repaired(sublayer.name, result.before, result.before, False, note))
+                    break
                 sublayer.write(apply(sublayer.weight, result.mask, sublayer.width), sublayer.bias)
                 notes.append(Repaired(sublayer.name, result.before, result.after, True))
-                return True
-            worst = float(result.mask.abs().max())
-            note = f"a mask of {worst:.3g} is outside [-10, 10]: discarded, and tuning stopped here"
-            notes.append(Repaired(sublayer.name, result.before, result.before, False, note))
-            return False
-
-        with stages("tuning") as progress:
-            repair_layers(teacher, student, batches, one, precision=self.precision, progress=progress, states=states)
         return notes
 
     def _tuned_with_care(self, sublayer: Sublayer, fit: Moments, held_out: Moments) -> Repaired:

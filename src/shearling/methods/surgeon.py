@@ -12,23 +12,20 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shearling.costs import Limit
-from shearling.engine.distributed import rank_and_world
+from shearling.engine.head import predicts_next_token
 from shearling.engine.hooks import device_of
-from shearling.engine.losses import predicts_next_token
-from shearling.engine.memory import logits_per_token, with_smaller_batches
-from shearling.engine.moments import Moments
+from shearling.engine.memory import batches_that_fit, logits_per_token
 from shearling.engine.noise import with_random_tokens
 from shearling.engine.polish import Polish, checked_polish
 from shearling.engine.precision import Precision
 from shearling.engine.progress import Stages
-from shearling.engine.repair import repair_layers
+from shearling.engine.repair import damaged_sublayers
 from shearling.engine.teacher_states import TeacherStates
 from shearling.errors import ConstraintError
 from shearling.methods.counts import allocate_counts
 from shearling.methods.method import Evidence, Method, Repaired, WantsLabels
 from shearling.methods.ranges import DAMPING, check_options, most_examples
 from shearling.models.structure import Structure
-from shearling.models.sublayer import Sublayer
 from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
 from shearling.surgeon.measure import Curvature, measure, merged
@@ -89,22 +86,23 @@ class Surgeon(Method):
     ) -> list[Ordered]:
         """Curvature, then an order and an error curve for every sublayer."""
         with stages("measure") as progress:
-            found = with_smaller_batches(
-                lambda batches: measure(
-                    structure,
-                    self._shown(structure, batches),
-                    seed=seed,
-                    labels=self.labels,
-                    precision=self.precision,
-                    progress=progress,
-                ),
+            for attempt in batches_that_fit(
                 sample,
                 device_of(structure.model),
                 backward=True,
                 precision=self.precision,
-                alone=rank_and_world()[1] == 1,
+                sums=True,
                 logits=logits_per_token(structure.model),
-            )
+            ):
+                with attempt as batches:
+                    found = measure(
+                        structure,
+                        self._shown(structure, batches),
+                        seed=seed,
+                        labels=self.labels,
+                        precision=self.precision,
+                        progress=progress,
+                    )
             if earlier is not None:
                 found = [merged(before.curvature, now) for before, now in zip(earlier, found, strict=True)]
         with stages("order") as progress:
@@ -136,32 +134,26 @@ class Surgeon(Method):
     ) -> str:
         """The estimated loss of the best choice under the limits is too small for more examples to matter."""
         try:
-            counts = self._counts(evidence, structure, limits, 1)
+            kept = self.choose(evidence, structure, limits, multiple_of=1, stages=Stages())
         except ConstraintError:
             return ""
-        loss = self._loss(evidence, structure, counts, lengths)
+        loss = self.expected_loss(evidence, structure, kept, lengths)
         return f"the estimated loss, {loss:.2g} nats an example, is below {SETTLED:g}" if loss <= SETTLED else ""
 
     def expected_loss(
         self, evidence: Evidence, structure: Structure, kept: Sequence[Tensor], lengths: Sequence[float]
     ) -> float:
         """By the error curves, at the number of units that stay in each sublayer."""
-        return self._loss(evidence, structure, [len(units) for units in kept], lengths)
-
-    def _loss(self, evidence: Evidence, structure: Structure, counts: Sequence[int], lengths: Sequence[float]) -> float:
         losses = self.losses(evidence, structure, lengths)
-        return float(sum(loss[count] for loss, count in zip(losses, counts, strict=True)))
-
-    def _counts(self, evidence: Evidence, structure: Structure, limits: Sequence[Limit], multiple_of: int) -> list[int]:
-        errors = [seen.order.error.numpy()[::-1] for seen in evidence]  # by units kept
-        return allocate_counts(structure.sublayers, errors, limits, multiple_of)
+        return float(sum(loss[len(units)] for loss, units in zip(losses, kept, strict=True)))
 
     def choose(
         self, evidence: Evidence, structure: Structure, limits: Sequence[Limit], *, multiple_of: int, stages: Stages
     ) -> list[Tensor]:
         """The counts with the least summed error within every budget, each filled by its sublayer's order."""
         with stages("allocate"):
-            return self.kept(evidence, self._counts(evidence, structure, limits, multiple_of))
+            counts = allocate_counts(structure.sublayers, _errors(evidence), limits, multiple_of)
+            return self.kept(evidence, counts)
 
     def losses(self, evidence: Evidence, structure: Structure, lengths: Sequence[float]) -> list[NDArray[np.float64]]:
         """The error curves in nats an example.
@@ -170,8 +162,8 @@ class Surgeon(Method):
         of its loss (for classes, of the divergence from the teacher's own prediction).
         """
         return [
-            0.5 * length * s.repeats * seen.order.error.numpy()[::-1]
-            for seen, s, length in zip(evidence, structure.sublayers, lengths, strict=True)
+            0.5 * length * s.repeats * error
+            for error, s, length in zip(_errors(evidence), structure.sublayers, lengths, strict=True)
         ]
 
     def kept(self, evidence: Evidence, counts: Sequence[int]) -> list[Tensor]:
@@ -192,33 +184,32 @@ class Surgeon(Method):
             return []
         notes: list[Repaired] = []
 
-        def out_of_units(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
-            result = refit(sublayer.weight, sublayer.bias, fit, held_out, ridge=self.ridge)
-            if result.kept:
-                sublayer.write(result.weight, result.bias)
-            note = "" if result.kept else "the refit did not carry over to the held-out examples and was dropped"
-            notes.append(Repaired(sublayer.name, result.before, result.after, result.kept, note))
-            return True
-
-        def into_units(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
-            eye = torch.eye(len(fit.gram), dtype=torch.float64, device=fit.gram.device)
-            bias = eye.new_zeros(len(eye)) if sublayer.inputs_have_bias else None
-            result = refit(eye, bias, fit, held_out, ridge=self.ridge)
-            if result.kept:
-                sublayer.fold_inputs(result.weight, result.bias)
-            return True
-
-        with stages("refit") as progress:
-            repair_layers(
+        with (
+            stages("refit") as progress,
+            damaged_sublayers(
                 teacher,
                 student,
                 self._shown(teacher, batches),
-                out_of_units,
-                realign=into_units if self.realign else None,
+                realign=self.realign,
                 precision=self.precision,
                 progress=progress,
                 states=states,
-            )
+            ) as places,
+        ):
+            for place in places:
+                sublayer = place.sublayer
+                if place.into_units:
+                    eye = torch.eye(len(place.fit.gram), dtype=torch.float64, device=place.fit.gram.device)
+                    bias = eye.new_zeros(len(eye)) if sublayer.inputs_have_bias else None
+                    result = refit(eye, bias, place.fit, place.held_out, ridge=self.ridge)
+                    if result.kept:
+                        sublayer.fold_inputs(result.weight, result.bias)
+                    continue
+                result = refit(sublayer.weight, sublayer.bias, place.fit, place.held_out, ridge=self.ridge)
+                if result.kept:
+                    sublayer.write(result.weight, result.bias)
+                note = "" if result.kept else "the refit did not carry over to the held-out examples and was dropped"
+                notes.append(Repaired(sublayer.name, result.before, result.after, result.kept, note))
         return notes
 
     def finished(self, evidence: Evidence) -> list[Ordered]:
@@ -240,3 +231,8 @@ class Surgeon(Method):
                 raise ValueError(f"the order of the {sublayer.name} is damaged; measure again")
             found.append(Ordered(order))
         return found
+
+
+def _errors(evidence: Evidence) -> list[NDArray[np.float64]]:
+    """Per sublayer, [units + 1]: the error by the number of units kept."""
+    return [seen.order.error.numpy()[::-1] for seen in evidence]

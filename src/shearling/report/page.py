@@ -27,7 +27,7 @@ from shearling.report.facts import (
     layers_of,
     loading,
 )  # fmt: skip
-from shearling.report.points import asked_of, change, charts_of, command_of, grouped, pick, tried_chart
+from shearling.report.points import alike, asked_of, change, charts_of, command_of, grouped, name_of, pick, tried_chart
 
 
 class Heat(NamedTuple):
@@ -111,9 +111,9 @@ def _headline(
     name = f"{dense['metric']}, {dense['task']}"
     if best is None:
         return [Card(name, f"{dense['value']:.2f}", f"dense; {under}"), Card("recommended", "-", "none within 1 point")]
-    same = [row for row in results if all(row[part] == best[part] for part in ("method", "constraint"))]
+    value = fmean(row["value"] for row in alike(results, best))
     cards = [
-        Card(name, f"{dense['value']:.2f} → {fmean(row['value'] for row in same):.2f}", f"dense {under}"),
+        Card(name, f"{dense['value']:.2f} → {value:.2f}", f"dense {under}"),
         Card("recommended", asked_of(best), f"{best['method']}: smallest within 1 point"),
     ]
     timing = best.get("timing") or {}
@@ -135,7 +135,7 @@ def _point(
     """A line of the table of points, and how to make and load its model."""
     first, values = group[0], [row["value"] for row in group]
     timing, lost = first.get("timing") or {}, change(group)
-    out = first.get("model") or f"{first['method']}-" + "-".join(f"{k}-{v:g}" for k, v in first["constraint"].items())
+    out = first.get("model") or name_of(first["method"], first["constraint"])
     load = loading(out, dense)
     return {
         "method": first["method"],

@@ -32,9 +32,24 @@ def pick(results: Sequence[Result]) -> Result | None:
 
 
 def change(group: Sequence[Result]) -> float:
-    """Points won (or lost) against dense; a perplexity wins by falling."""
-    sign = -1 if group[0]["metric"] == "perplexity" else 1
-    return sign * (fmean(row["value"] for row in group) - float(group[0]["dense"]))
+    """Points won (or lost) against dense, the mean over seeds."""
+    return gain(group[0]["metric"], float(group[0]["dense"]), fmean(row["value"] for row in group))
+
+
+def gain(metric: str, before: float, after: float) -> float:
+    """Points won (or lost); a perplexity wins by falling."""
+    return before - after if metric == "perplexity" else after - before
+
+
+def alike(results: Sequence[Result], one: Result) -> list[Result]:
+    """The points of the same method and budget, one for each seed."""
+    return [row for row in results if all(row[part] == one[part] for part in ("method", "constraint"))]
+
+
+def name_of(method: str, constraint: Mapping[str, float], seed: int = 0) -> str:
+    """What the model of a point is called: `surgeon-flops-0.5`, with the seed where it is not 0."""
+    asked = "-".join(f"{kind}-{ratio:g}" for kind, ratio in constraint.items())
+    return f"{method}-{asked}" + (f"-seed-{seed}" if seed else "")
 
 
 def series_of(results: Sequence[Result], kind: str = "flops") -> list[Series]:
@@ -88,8 +103,9 @@ def curve_chart(
     marked = []
     best = this or (pick(results) if all("constraint" in row for row in results) else None)
     if best is not None and (at := place(best, axis)) is not None:
-        same = [row["value"] for row in results if all(row[part] == best[part] for part in ("method", "constraint"))]
-        marked = [(at, fmean(same), "recommended" if this is None else "this model")]
+        marked = [
+            (at, fmean(row["value"] for row in alike(results, best)), "recommended" if this is None else "this model")
+        ]
     whole = facts.get("megabytes") if axis == "megabytes" else 1.0
     series = series_of(results, axis)
     if whole is not None:

@@ -56,11 +56,16 @@ class Batch:
 
     def held_out(self) -> Tensor:
         """[B] bool: the examples that judge a fit instead of making it."""
-        return self.indices % HELD_OUT == HELD_OUT - 1
+        return is_held_out(self.indices)
 
     def held_out_last(self) -> Batch:
         """The same examples, those held out at the end: either kind is then a slice, not a copy."""
         return self.pick(self.held_out().int().argsort(stable=True))
+
+
+def is_held_out(numbers: Tensor) -> Tensor:
+    """Whether the examples with these numbers judge fits instead of making them: the last of every eight."""
+    return numbers % HELD_OUT == HELD_OUT - 1
 
 
 def uniform(indices: Tensor, count: int, seed: int) -> Tensor:

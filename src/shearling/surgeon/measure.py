@@ -19,7 +19,7 @@ from shearling.engine.losses import check_finite, example_losses
 from shearling.engine.memory import free_bytes
 from shearling.engine.precision import Precision, add_gram_, kernels
 from shearling.engine.progress import Progress, silent
-from shearling.engine.recompute import MOST, kept_bytes, recomputed
+from shearling.engine.recompute import is_too_much, recomputed
 from shearling.models.structure import Structure
 from shearling.sample.batch import Batch
 
@@ -101,10 +101,8 @@ def measure(
 
 def _within_memory(structure: Structure, batches: Sequence[Batch]) -> AbstractContextManager[None]:
     """Where the insides of all layers would take much of a CPU's memory, they are computed again instead of kept."""
-    if device_of(structure.model).type != "cpu":
-        return nullcontext()
-    tokens = max(batch.inputs["input_ids"].numel() if "input_ids" in batch.inputs else 0 for batch in batches)
-    return recomputed(structure) if kept_bytes(structure, tokens) > MOST else nullcontext()
+    again = device_of(structure.model).type == "cpu" and is_too_much(structure, batches)
+    return recomputed(structure) if again else nullcontext()
 
 
 def merged(first: Curvature, second: Curvature) -> Curvature:

@@ -14,7 +14,7 @@ from shearling.evaluation.compare import compare as compare_sides
 from shearling.evaluation.exam import make_exam
 from shearling.pipeline import Pruned
 from shearling.workflows.progress import READING, ProgressLike, quiet, step, watching
-from shearling.workflows.source import Source, check_early, open_source, rows_of, task_of, text_columns_of
+from shearling.workflows.source import Source, check_early, open_source, rows_of, text_columns_of
 
 if TYPE_CHECKING:
     from shearling.workflows.given import Data
@@ -82,7 +82,7 @@ def compare_sources(source: Source, second: Any, *, limit: int | None = None, wa
     folders = [str(model) if isinstance(model, (str, os.PathLike)) else None for model in given]
     if names[0] == names[1] and not all(folders):
         names = ["first", "second"]
-    task, first = task_of(source, opened[0].model), opened[0].model
+    task, first = opened[0].task, opened[0].model
     with step(watcher, "read"):
         rows = rows_of(source.data, task, split="dev")
         exams = [

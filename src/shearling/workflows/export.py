@@ -17,7 +17,7 @@ from torch import nn
 
 from shearling.checkpoint.pretrained import load_model, load_reader, load_tokenizer
 from shearling.checkpoint.record import add_entry, base_of
-from shearling.data import find_task, infer_task
+from shearling.data import task_of
 from shearling.engine.progress import Watcher
 from shearling.errors import InputError, ModelError
 from shearling.evaluation.exam import Exam, make_exam
@@ -143,7 +143,7 @@ class Wanted:
         reader: Any = self.tokenizer
         if reader is None or part.main_input_name != "input_ids":  # texts may have pictures beside them
             reader = load_reader(self.name, part, trust_remote_code=self.trust_remote_code)
-        task = find_task(self.task) if self.task else infer_task(model)
+        task = task_of(model, self.task)
         read = partial(
             inputs_from_rows, part, reader, rows_of(self.data, task), task, text_columns=text_columns_of(self.data)
         )
@@ -278,7 +278,7 @@ def _exam(wanted: Wanted, model: PreTrainedModel, rows: Data) -> Exam:
         raise InputError(f"--eval scores what {wanted.format} writes, and that is the encoder without its head.")
     if wanted.tokenizer is None:
         raise InputError("--eval needs the tokenizer of the model, and none was found beside it.")
-    task = find_task(wanted.task) if wanted.task else infer_task(model)
+    task = task_of(model, wanted.task)
     return make_exam(model, wanted.tokenizer, rows_of(rows, task, split="dev"), task)
 
 

@@ -147,7 +147,7 @@ def outcomes(
                 continue
             here, examples = replace(source, seed=seed), loaded.examples
             if seed != source.seed:
-                examples = draw(here, loaded, labels=labels_for(method))
+                examples = draw(here, loaded, labels=labels_for(method)).examples
             plan = measure(
                 loaded.model, examples, **here.sampling, method=method, watcher=watcher, notes=loaded.notes
             )  # fmt: skip

@@ -12,6 +12,7 @@ from shearling.engine.progress import Watcher
 from shearling.errors import ConstraintError, InputError
 from shearling.evaluation.exam import Evaluation, Exam
 from shearling.pipeline import Plan, Pruned
+from shearling.report.points import gain
 from shearling.target import Target
 from shearling.workflows.progress import SCORED, quiet
 from shearling.workflows.pruning import take, with_scores
@@ -63,7 +64,6 @@ class Drop:
     def meet(self, plan: Plan, target: Target, exam: Exam, watcher: Watcher = quiet) -> Pruned:
         """The smallest model found that stays within the drop; its report lists every budget tried."""
         dense = take(exam, plan.structure.model, watcher, SCORED[0])
-        sign = -1 if dense.metric == "perplexity" else 1
         watcher("max-drop", 0, TRIES)
         tries = itertools.count(1)
 
@@ -74,7 +74,7 @@ class Drop:
                 return None, Tried(budget, None, None, False, str(error))
             score = take(exam, pruned.model, watcher)
             watcher("max-drop", min(next(tries), TRIES), TRIES)
-            lost = sign * (dense.value - score.value)
+            lost = gain(dense.metric, score.value, dense.value)  # what dense has won over it
             return (pruned, score), Tried(budget, score.value, lost, lost <= self.points + 1e-9)
 
         found, tried = smallest(attempt)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from shearling.checkpoint.companions import found_locally
 from shearling.checkpoint.load import read_record
 from shearling.checkpoint.record import add_curve, write_page
 from shearling.engine.distributed import on_first
 from shearling.engine.hooks import device_of, frozen
+from shearling.engine.precision import dtype_name
 from shearling.engine.progress import Watcher
 from shearling.errors import InputError
 from shearling.evaluation.exam import Evaluation, Exam
@@ -32,14 +32,14 @@ from shearling.report.points import command_of, tried_chart
 from shearling.target import Target
 from shearling.workflows.progress import SCORED, quiet
 from shearling.workflows.source import (
-    Loaded,
     Source,
     check_early,
+    companions_of,
     data_name,
+    draw,
     exam_of,
-    folder_of,
     labels_for,
-    read_source,
+    open_source,
 )
 
 if TYPE_CHECKING:
@@ -72,11 +72,12 @@ def prune_source(
     target = target.checked() if drop is None else drop.checked(target)
     if out is not None:
         check_writable(out, force=force, keep=(source.name,))
-    check_early(source, evaluation)
+    check_early(source, evaluation, prunes=True)
     scored = drop is not None or evaluation is not None
     if limit is not None and not scored:
         raise InputError("--limit is of use with --eval only: it is how many rows to score on.")
-    loaded = read_source(source, labels=labels_for(method), scored=scored, watcher=watcher)
+    loaded = open_source(source, scored=scored, watcher=watcher)
+    loaded = draw(source, loaded, labels=labels_for(method), watcher=watcher)
     exam = exam_of(source, loaded, evaluation, limit=limit) if scored else None
     if drop is not None:
         target.check_fits(structure_of(loaded.model), method)
@@ -97,7 +98,9 @@ def prune_source(
     if loaded.sentence is not None:
         pruned = give_back(pruned, loaded.sentence)
     if out is not None:
-        keep(pruned, source, loaded, out, force=force)
+        pruned.save(out, source=companions_of(source, loaded), force=force)
+        if tried := pruned.report.extra.get("max_drop"):
+            on_first(lambda: add_curve(out, tried_chart(tried, title=Path(source.name).name, standalone=True)))
     return pruned
 
 
@@ -148,20 +151,11 @@ def timed(pruned: Pruned, dense: PreTrainedModel, batch_size: int = 1, seq_len: 
         return {
             "device": device_name(place), "measured": after.median / before.median, "dense_ms": 1e3 * before.median,
             "pruned_ms": 1e3 * after.median, "batch_size": batch_size, "seq_len": length,
-            "dtype": str(dense.dtype).removeprefix("torch."),
+            "dtype": dtype_name(dense.dtype),
             "threads": torch.get_num_threads() if place.type == "cpu" else None, "layer_time": shares,
         }  # fmt: skip
 
     return replace(pruned, report=replace(pruned.report, timing=on_first(time_both)))
-
-
-def keep(pruned: Pruned, source: Source, loaded: Loaded, out: Path, *, force: bool = False) -> None:
-    """Write a pruned model, with the files that lie beside the dense one and the curve of a search for it."""
-    named = folder_of(source) is not None or isinstance(source.model, str)
-    beside = found_locally(source.name, fetch=True) if named else None
-    pruned.save(out, source=beside or loaded.tokenizer, force=force)
-    if drop := pruned.report.extra.get("max_drop"):
-        on_first(lambda: add_curve(out, tried_chart(drop, title=Path(source.name).name, standalone=True)))
 
 
 def write_report(record: dict[str, Any], source: Source, path: Path, *, force: bool = False) -> None:

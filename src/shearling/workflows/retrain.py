@@ -16,13 +16,14 @@ from shearling._version import versions
 from shearling.checkpoint.load import read_record
 from shearling.checkpoint.pretrained import load_model
 from shearling.data.encoder import make_encoder
+from shearling.data.tasks import task_of
 from shearling.engine.progress import Watcher
 from shearling.errors import ModelError, OutputError
-from shearling.files import RECORD, check_writable, weights_digest, whole_directory
+from shearling.files import RECORD, check_writable, json_text, weights_digest, whole_directory
 from shearling.schema import CONFIG
 from shearling.workflows.evaluate import known_dense
 from shearling.workflows.progress import quiet
-from shearling.workflows.source import Loaded, Source, check_early, exam_of, reader_for, rows_of, task_of
+from shearling.workflows.source import Loaded, Source, check_early, exam_of, reader_for, rows_of
 from shearling.workflows.training import Recipe, check_alone, last_checkpoint, plain_device, retrain
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def _read(
     source: Source, model: PreTrainedModel, seed: int, evaluation: str | None, limit: int | None
 ) -> tuple[Task, Encoder, Rows, Exam | None]:
     """The task, what encodes its training rows, those rows, and the exam if rows to evaluate on are given."""
-    loaded = Loaded(model, reader_for(source, model), task_of(source, model))
+    loaded = Loaded(model, reader_for(source, model), task_of(model, source.task))
     labels: Labels = "ignore" if loaded.task.head == "embedding" else "require"
     encoder = make_encoder(
         loaded.tokenizer, loaded.task, model.config, max_length=source.max_length, labels=labels,
@@ -119,7 +120,7 @@ def write_retrained(
         card = folder / "README.md"
         if card.is_file():
             card.write_text(refreshed(card.read_text(encoding="utf-8"), record, updated), encoding="utf-8")
-        (folder / RECORD).write_text(json.dumps(updated, indent=1) + "\n", encoding="utf-8")
+        (folder / RECORD).write_text(json_text(updated), encoding="utf-8")
 
 
 def _scored(record: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from shearling.checkpoint.companions import found_locally
 from shearling.checkpoint.pretrained import check_prunable, is_remote, load_model, named_device
 from shearling.checkpoint.sentence import attach_pooling
-from shearling.data import Rows, as_rows, encode, find_task, infer_task, load_task_rows, read_rows
+from shearling.data import Rows, as_rows, encode, find_task, load_task_rows, read_rows, task_of
 from shearling.data.images import ImageOptions, reader_of
 from shearling.engine.progress import Watcher
 from shearling.errors import DataError, InputError, ModelError
@@ -69,11 +70,14 @@ class Source:
     images: ImageOptions | None = None
 
     @property
+    def named(self) -> bool:
+        """Whether the model is given by its name, not as itself."""
+        return isinstance(self.model, (str, os.PathLike))
+
+    @property
     def name(self) -> str:
         """Where the model lies, as far as it is known; empty where it is not."""
-        if isinstance(self.model, (str, os.PathLike)):
-            return str(self.model)
-        return str(getattr(self.model, "name_or_path", "") or "")
+        return str(self.model if self.named else getattr(self.model, "name_or_path", "") or "")
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -121,48 +125,29 @@ class Loaded:
         return []
 
 
-def read_source(source: Source, *, labels: Labels, scored: bool = False, watcher: Watcher = quiet) -> Loaded:
-    """Load the model, its tokenizer and a sample of the data.
-
-    scored  there will be an exam, which needs the tokenizer also where the data is batches
-    """
-    if isinstance(source.model, (str, os.PathLike)):
-        check_prunable(source.name, trust_remote_code=source.trust_remote_code)
-    raw = source.data is None or needs_reading(source.data)
-    loaded = open_source(source, reads=raw or scored, watcher=watcher)
-    if not raw:
-        return replace(loaded, examples=source.data)
-    if source.data is None and loaded.task.hub is None:
-        raise ModelError(
-            f"No data: give --data FILE (the task '{loaded.task.name}' has no data set of its own on the Hub)."
-        )
-    with step(watcher, "read"):
-        loaded = replace(loaded, rows=rows_of(source.data, loaded.task))
-    with step(watcher, "tokenise"):
-        return replace(loaded, examples=draw(source, loaded, labels=labels))
-
-
-def check_early(source: Source, *more: Any) -> None:
-    """Look at the task's name and at the start of every data file before anything large is read."""
+def check_early(source: Source, *more: Any, prunes: bool = False) -> None:
+    """Look at names, at the start of every data file and, to prune it, at the architecture: nothing large is read."""
     checked_samples(source.samples)
     if source.task:
         find_task(source.task)
     for data in (source.data, *more):
         if isinstance(data, (str, os.PathLike)):
             read_rows(data, limit=1)
+    if prunes and source.named:
+        check_prunable(source.name, trust_remote_code=source.trust_remote_code)
 
 
-def open_source(source: Source, *, reads: bool = True, watcher: Watcher = quiet) -> Loaded:
+def open_source(source: Source, *, scored: bool = True, watcher: Watcher = quiet) -> Loaded:
     """The model, from its name or from what holds it, with its tokenizer and its task; no data is read yet.
 
-    reads  there are texts to read: the tokenizer is needed
+    scored  there will be an exam, which needs the tokenizer also where the data is batches
 
     Models that are given stay where they are.
     """
     watcher("load", 0, 1)
     given, sentence = source.model, None
-    if isinstance(given, (str, os.PathLike)):
-        model = load_model(str(given), **source.loading)
+    if source.named:
+        model = load_model(source.name, **source.loading)
     elif is_sentence_model(given):
         model, sentence = transformer_of(given), given
     elif is_transformer(given):
@@ -175,9 +160,10 @@ def open_source(source: Source, *, reads: bool = True, watcher: Watcher = quiet)
             f"A {type(given).__name__} is no model that can be pruned; give a transformers model, a "
             "SentenceTransformer or CrossEncoder, a directory, or an id on the Hub."
         )
+    reads = scored or source.data is None or needs_reading(source.data)
     tokenizer = reader_for(source, model, sentence) if reads else source.tokenizer
     watcher("load", 1, 1)
-    return Loaded(model, tokenizer, task_of(source, model), sentence=sentence)
+    return Loaded(model, tokenizer, task_of(model, source.task), sentence=sentence)
 
 
 def reader_for(source: Source, model: PreTrainedModel, sentence: Any = None) -> Any:
@@ -194,14 +180,9 @@ def reader_for(source: Source, model: PreTrainedModel, sentence: Any = None) -> 
     try:
         return reader_of(source.name, model, source.images, trust_remote_code=source.trust_remote_code)
     except ModelError as error:
-        if isinstance(source.model, (str, os.PathLike)):
+        if source.named:
             raise
         raise ModelError(f"{error} Give the tokenizer itself: tokenizer=...") from error
-
-
-def task_of(source: Source, model: PreTrainedModel) -> Task:
-    """The task that was asked for, or the one that the model's head is for."""
-    return find_task(source.task) if source.task else infer_task(model)
 
 
 def rows_of(data: Any, task: Task, *, split: Any = "train") -> Rows:
@@ -223,20 +204,30 @@ def text_columns_of(data: Any) -> tuple[str, ...] | None:
     return None
 
 
-def draw(source: Source, loaded: Loaded, *, labels: Labels) -> Any:
-    """The examples that the source asks for, drawn by its seed; batches that were given are drawn from later on."""
-    if loaded.rows is None:
-        return loaded.examples
+def draw(source: Source, loaded: Loaded, *, labels: Labels, watcher: Watcher = quiet) -> Loaded:
+    """The rows, where they are not read yet, and the examples that the source asks for, drawn by its seed.
+
+    Batches that were given are examples already, and are drawn from later on.
+    """
+    if source.data is not None and not needs_reading(source.data):
+        return replace(loaded, examples=source.data)
+    if source.data is None and loaded.task.hub is None:
+        raise ModelError(
+            f"No data: give --data FILE (the task '{loaded.task.name}' has no data set of its own on the Hub)."
+        )
+    with step(watcher, "read"):
+        rows = rows_of(source.data, loaded.task) if loaded.rows is None else loaded.rows
     names = text_columns_of(source.data)
-    count = checked_samples(source.samples, most_examples(loaded.model))
-    return encode(
-        loaded.rows, loaded.tokenizer, loaded.task, model_config=loaded.model.config, max_length=source.max_length,
-        batch_size=source.examples_per_batch, samples=count, seed=source.seed,
-        labels="ignore" if names else labels,  # texts alone have none
-        text_columns=source.text_columns or names, label_column=source.label_column, prefix=source.prefix,
-        pooling=pooling_of(loaded.model), model=loaded.model,
-        bucket=False,  # examples keep the order, and so the numbers, that the caller's own batches would have
-    )  # fmt: skip
+    with step(watcher, "tokenise"):
+        examples = encode(
+            rows, loaded.tokenizer, loaded.task, model_config=loaded.model.config, max_length=source.max_length,
+            batch_size=source.examples_per_batch, samples=checked_samples(source.samples, most_examples(loaded.model)),
+            seed=source.seed, labels="ignore" if names else labels,  # texts alone have none
+            text_columns=source.text_columns or names, label_column=source.label_column, prefix=source.prefix,
+            pooling=pooling_of(loaded.model), model=loaded.model,
+            bucket=False,  # examples keep the order, and so the numbers, that the caller's own batches would have
+        )  # fmt: skip
+    return replace(loaded, rows=rows, examples=examples)
 
 
 def exam_of(
@@ -271,6 +262,15 @@ def data_name(source: Source) -> str:
     if source.data is None:
         return "Hub"
     return str(source.data) if isinstance(source.data, (str, os.PathLike)) else f"({type(source.data).__name__})"
+
+
+def companions_of(source: Source, loaded: Loaded) -> Any:
+    """Where the tokenizer and other files of a pruned model come from: the dense one's place, or the tokenizer itself.
+
+    A model on the Hub has them fetched.
+    """
+    named = folder_of(source) is not None or isinstance(source.model, str)
+    return (found_locally(source.name, fetch=True) if named else None) or loaded.tokenizer
 
 
 def folder_of(source: Source) -> Path | None:

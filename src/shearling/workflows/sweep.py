@@ -11,30 +11,36 @@ from typing import TYPE_CHECKING, Any
 
 from shearling._version import versions
 from shearling.checkpoint.record import add_curve
+from shearling.costs import weight_bytes
 from shearling.engine.distributed import on_first
+from shearling.engine.precision import dtype_name
 from shearling.engine.progress import Watcher
-from shearling.evaluation.exam import Exam
+from shearling.evaluation.exam import Evaluation, Exam
 from shearling.files import RECORD, weights_digest
+from shearling.latency.table import Table
 from shearling.latency.timing import device_name
 from shearling.methods import Method, method_of
 from shearling.methods.ranges import Samples, Shape
 from shearling.models.digest import weights_digest_of
-from shearling.models.structure import structure_of
+from shearling.models.structure import Structure, structure_of
+from shearling.report.points import name_of
 from shearling.sample.read import sample_of
-from shearling.workflows.grid import Grid, Outcome, budgets_of, outcomes
+from shearling.workflows.grid import Grid, budgets_of, outcomes
 from shearling.workflows.progress import READING, ProgressLike, quiet, watching
-from shearling.workflows.pruning import changes, keep, take, timed
+from shearling.workflows.pruning import changes, take, timed
 from shearling.workflows.source import (
     Loaded,
     Source,
     check_early,
+    companions_of,
     data_name,
+    draw,
     exam_of,
     folder_of,
     labels_for,
-    read_source,
+    open_source,
 )
-from shearling.workflows.sweep_folder import CURVE, MODELS, PAGE, RESULTS, Store, megabytes, write_all
+from shearling.workflows.sweep_folder import CURVE, MODELS, PAGE, RESULTS, Store, write_all
 
 if TYPE_CHECKING:
     from shearling.workflows.given import Data
@@ -125,25 +131,29 @@ def sweep_source(
     save: bool = False,
     timing: bool = True,
     force: bool = False,
+    dry_run: bool = False,
     watcher: Watcher = quiet,
 ) -> dict[str, Any]:
-    """Every point of the grid into `out`; gives what `--json` prints. A second call goes on where one was stopped."""
-    loaded, exam = _read(source, grid, evaluation, limit, watcher)
+    """Every point of the grid into `out`; gives what `--json` prints. A second call goes on where one was stopped.
+
+    dry_run  read and check model and data, measure and write nothing, and say what would be done
+    """
+    check_early(source, evaluation, prunes=True)
+    loaded = open_source(source, watcher=watcher)
+    loaded = draw(source, loaded, labels=labels_for(*grid.methods.values()), watcher=watcher)
+    structure = structure_of(loaded.model)
+    for method in grid.methods.values():
+        grid.targets[0].check_fits(structure, method)  # all have one table and one shape
+    exam = exam_of(source, loaded, evaluation, limit=limit)
+    if dry_run:
+        return _planned(grid, loaded, exam)
     store = Store(out, settings_of(source, grid, loaded, exam), force=force)
-    store.facts["environment"] = {
-        "device": device_name(loaded.model.device),
-        "batch_size": source.examples_per_batch,
-        **versions(),
-    }
+    here = {"device": device_name(loaded.model.device), "batch_size": source.examples_per_batch}
+    store.facts["environment"] = here | versions()
     done = store.done(saved=save)
     dense = take(exam, loaded.model, watcher) if any(point not in done for point in grid.points()) else None
     if store.facts["dense"] is None and dense is not None:
-        structure, times = structure_of(loaded.model), grid.targets[0].times
-        store.facts["dense"] = {
-            **dense.to_json(), "seconds": dense.seconds, "layers": structure.sizes,
-            "architecture": type(loaded.model).__name__, "megabytes": megabytes(loaded.model),
-            **({} if times is None else {"layer_time": times.layer_shares(structure)}),
-        }  # fmt: skip
+        store.facts["dense"] = _dense_facts(dense, structure, grid.targets[0].times)
         store.write()
     skipped = []
     for outcome in outcomes(source, loaded, exam, grid, done=done, watcher=watcher):
@@ -157,15 +167,14 @@ def sweep_source(
             outcome = replace(outcome, pruned=pruned)
         store.add(outcome)
         if save:
-            place = out / MODELS / name_of(outcome)
-            keep(pruned, source, loaded, place, force=True)
+            place = out / MODELS / name_of(outcome.method, outcome.constraint, outcome.seed)
+            pruned.save(place, source=companions_of(source, loaded), force=True)
             store.add(outcome, saved=place)
     return _finish(store, skipped, source)
 
 
-def planned(source: Source, grid: Grid, *, evaluation: Any = None, limit: int | None = None) -> dict[str, Any]:
-    """What `--dry-run` prints: model and data are read and checked, nothing is measured or written."""
-    loaded, exam = _read(source, grid, evaluation, limit)
+def _planned(grid: Grid, loaded: Loaded, exam: Exam) -> dict[str, Any]:
+    """What `--dry-run` prints."""
     points = [{"method": method, "constraint": dict(asked), "seed": seed} for method, asked, seed in grid.points()]
     return {
         "dry_run": True,
@@ -178,15 +187,13 @@ def planned(source: Source, grid: Grid, *, evaluation: Any = None, limit: int | 
     }
 
 
-def _read(
-    source: Source, grid: Grid, evaluation: Any, limit: int | None, watcher: Watcher = quiet
-) -> tuple[Loaded, Exam]:
-    """The model, its data and its exam, once it is clear that the grid makes sense for them."""
-    check_early(source, evaluation)
-    loaded = read_source(source, labels=labels_for(*grid.methods.values()), scored=True, watcher=watcher)
-    for method in grid.methods.values():
-        grid.targets[0].check_fits(structure_of(loaded.model), method)  # all have one table and one shape
-    return loaded, exam_of(source, loaded, evaluation, limit=limit)
+def _dense_facts(score: Evaluation, structure: Structure, times: Table | None) -> dict[str, Any]:
+    """What points are compared with: the dense model's score and sizes; by a latency table, where its time goes."""
+    return {
+        **score.to_json(), "seconds": score.seconds, "layers": structure.sizes,
+        "architecture": type(structure.model).__name__, "megabytes": weight_bytes(structure.model) / 1e6,
+        **({} if times is None else {"layer_time": times.layer_shares(structure)}),
+    }  # fmt: skip
 
 
 def describe_planned(record: dict[str, Any]) -> str:
@@ -243,7 +250,7 @@ def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[
         "max_length": source.max_length,
         "length": source.length,
         "columns": [source.text_columns, source.label_column],
-        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "dtype": dtype_name(loaded.model.dtype),
         "multiple_of": grid.multiple_of,
         "table": None if grid.table is None else hashlib.sha256(Path(grid.table).read_bytes()).hexdigest(),
         "methods": {name: asdict(method) for name, method in grid.methods.items()},  # type: ignore[call-overload]
@@ -261,9 +268,3 @@ def describe_sweep(record: dict[str, Any]) -> str:
         lines.append(f"  {row['method']:<10}{asked:<16}{row['seed']:>4}{numbers}")
     lines += [f"  skipped: {one['method']}: {one['why']}" for one in record["skipped"]]
     return "\n".join([*lines, "", *(f"  {name}: {path}" for name, path in record["files"].items())])
-
-
-def name_of(outcome: Outcome) -> str:
-    """`surgeon-flops-0.5`, with the seed where it is not 0."""
-    asked = "-".join(f"{kind}-{ratio:g}" for kind, ratio in outcome.constraint.items())
-    return f"{outcome.method}-{asked}" + (f"-seed-{outcome.seed}" if outcome.seed else "")

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shearling import schema
-from shearling.costs import KINDS
+from shearling.costs import KINDS, weight_bytes
 from shearling.engine.distributed import on_first
 from shearling.errors import OutputError
-from shearling.files import RECORD, SWEEP, check_folder, write_whole
+from shearling.files import RECORD, SWEEP, check_folder, json_text, write_whole
 from shearling.report.facts import notes_of
 from shearling.workflows.grid import Key, Outcome, key
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 SETTINGS, RESULTS = SWEEP
 CURVE, PAGE, MODELS = "curve.svg", "report.html", "models"
@@ -58,8 +54,8 @@ class Store:
 
     def write(self) -> None:
         """Both files, each replaced as a whole."""
-        facts, results = (json.dumps(value, indent=1) + "\n" for value in (self.facts, self.results))
-        write_all({self.folder / SETTINGS: facts, self.folder / RESULTS: results})
+        contents = {SETTINGS: self.facts, RESULTS: self.results}
+        write_all({self.folder / name: json_text(content) for name, content in contents.items()})
 
     def _forget(self) -> None:
         """Remove what a sweep writes, and nothing else."""
@@ -107,18 +103,13 @@ def record_of(outcome: Outcome, dense: float) -> dict[str, Any]:
         "stages": {name: seconds for name, seconds in report["seconds"].items() if name != "total"},
         "evaluate_seconds": score.seconds,
         "layers": report["layers"],
-        "megabytes": megabytes(pruned.model),
+        "megabytes": weight_bytes(pruned.model) / 1e6,
         "notes": notes_of(report),
         **({"agreement": report["agreement"]} if "agreement" in report else {}),
         **({"flipped": pruned.flipped} if pruned.flipped else {}),
         **({"em": round(score.em, 4)} if score.em is not None else {}),
         **({"timing": timing} if timing else {}),
     }
-
-
-def megabytes(model: PreTrainedModel) -> float:
-    """The size of a model's weights."""
-    return float(sum(p.numel() * p.element_size() for p in model.parameters())) / 1e6
 
 
 def write_all(texts: Mapping[Path, str]) -> None:

@@ -19,6 +19,7 @@ from shearling.checkpoint.pretrained import named_device
 from shearling.engine.distance import divergence
 from shearling.engine.distil import squared_error, variance
 from shearling.engine.distributed import rank_and_world
+from shearling.engine.head import ENDS, head_of
 from shearling.engine.progress import Watcher
 from shearling.engine.silence import quiet_transformers
 from shearling.errors import InputError
@@ -105,17 +106,13 @@ def retrain(
 def distillation_loss(student: Any, teacher: Any, batch: dict[str, Tensor], temperature: float) -> Tensor:
     """How far the student's answers are from the teacher's: KL of softened classes, squared distance of numbers."""
     mask = batch.get("attention_mask")
-    if "start_logits" in student:
-        pairs = [(student[name], teacher[name]) for name in ("start_logits", "end_logits")]
-    elif "logits" in student:
-        pairs = [(student["logits"], teacher["logits"])]
-    else:
-        pairs = [(student["last_hidden_state"], teacher["last_hidden_state"])]
+    head = head_of(student)
+    names = {"span": ENDS, "embedding": ("last_hidden_state",)}.get(head, ("logits",))
     losses = []
-    for mine, theirs in pairs:
+    for mine, theirs in ((student[name], teacher[name]) for name in names):
         if mine.dim() == 3 and mask is not None:  # [B, S, C]: padding teaches nothing
             mine, theirs = mine[mask.bool()], theirs[mask.bool()]
-        if mine.shape[-1] == 1 or ("last_hidden_state" in student and "logits" not in student):
+        if head == "embedding" or mine.shape[-1] == 1:
             losses.append(F.mse_loss(mine, theirs))
             continue
         # The square keeps the gradient's size the same at every temperature.

@@ -6,12 +6,12 @@
     python benchmarks/speed.py --command-line                     # also `shearling prune`, beside the bare imports
     python benchmarks/speed.py --methods surgeon --flops 0.1 --polish 40 --batch-sizes 32    # with 40 passes of polish
 
-Every row is a process of its own, after one that does not count and reads the libraries from the disk. The batches come
-from a DataLoader of that batch size, the first call is the first thing the process does once the model is on its device,
-and two more calls follow; then a plan is measured, a budget is pruned from it, and one more. Weights are random: no
-stage's work depends on their values. The yardstick is one plain forward and backward over the same examples, as training
-would run them. "floor" is what the matrix products that the method cannot do without would take at the rate of a large
-product measured in the same process.
+Every row is a process of its own, after one that does not count and reads the libraries from the disk. The batches
+come from a DataLoader of that batch size, the first call is the first thing the process does once the model is on its
+device, and two more calls follow; then a plan is measured, a budget is pruned from it, and one more. Weights are
+random: no stage's work depends on their values. The yardstick is one plain forward and backward over the same examples,
+as training would run them. "floor" is what the matrix products that the method cannot do without would take at the rate
+of a large product measured in the same process.
 """
 
 from __future__ import annotations

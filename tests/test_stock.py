@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from shearling.engine.divergence import of_examples
 from shearling.errors import ConstraintError, InputError, UnsupportedArchitecture
 from shearling.latency import meet
 from shearling.methods import stock
+from shearling.models.cut import Cut
 from shearling.models.stock import all_layers, less, removable_layers, without_layers
 from shearling.models.structure import structure_of
 from shearling.pipeline import measure
@@ -80,23 +82,44 @@ def deep() -> Any:
     return model_of("bert", num_hidden_layers=4)
 
 
+def best_by_brute_force(plan: Any, asked: dict[str, float], groups: Sequence[int] = ()) -> list[list[int]]:
+    """Per depth that can meet the budgets, the counts of the sublayers with the least loss by the curves."""
+    limits = Constraint.of(**asked).limits(plan.structure, plan.lengths)
+    losses = plan.method.losses(plan.evidence, plan.structure, plan.lengths)
+    found = []
+    for removal in plan._layer_order:
+        totals = []
+        for heads, width in itertools.product(groups or [0], range(1, 49)):
+            counts = [
+                0 if s.depth not in removal.layers[0] else width if s.kind == "filters" else heads or s.units
+                for s in plan.structure.sublayers
+            ]
+            if all(limit.holds(counts) for limit in limits):
+                units = zip(losses, counts, strict=True)
+                totals.append((sum(loss[n] for loss, n in units if n), counts))
+        if totals:
+            found.append(min(totals)[1])
+    return found
+
+
+def check_depth(plan: Any, pruned: Any, shapes: list[list[int]]) -> None:
+    """The shape is the best of its depth, and no worse than those of one layer more or less."""
+    chosen = shapes.index([len(units) for units in pruned.kept])
+
+    def loss(counts: list[int]) -> float:
+        stay = tuple(sorted({s.depth for s, n in zip(plan.structure.sublayers, counts, strict=True) if n}))
+        return float(plan._layer_order.loss_of(Cut(plan.method.kept(plan.evidence, counts), (stay,))))
+
+    assert pruned.report.stock["loss"] == loss(shapes[chosen])
+    for near in shapes[max(chosen - 1, 0) : chosen + 2]:
+        assert loss(shapes[chosen]) <= loss(near)
+
+
 @pytest.mark.parametrize("asked", [{"flops": 0.7}, {"flops": 0.45}, {"params": 0.3}, {"flops": 0.6, "params": 0.5}])
 def test_the_dials_are_the_best_of_all(deep: Any, asked: dict[str, float]) -> None:
     plan = measure(deep, batches_of(), method="surgeon")
     pruned = plan.prune(**asked, shape="stock", multiple_of=1)
-    limits = Constraint.of(**asked).limits(plan.structure, plan.lengths)
-    losses = [stock.HOPEFUL * loss for loss in plan.method.losses(plan.evidence, plan.structure, plan.lengths)]
-    totals = []
-    for removal, width in itertools.product(list(plan._layer_order), range(1, 49)):
-        counts = [
-            0 if s.depth not in removal.layers[0] else width if s.kind == "filters" else s.units
-            for s in plan.structure.sublayers
-        ]
-        if all(limit.holds(counts) for limit in limits):
-            units = zip(losses, counts, strict=True)
-            totals.append(removal.loss + sum(loss[n] for loss, n in units if n))
-    assert pruned.report.stock is not None
-    assert pruned.report.stock["loss"] == pytest.approx(min(totals))
+    check_depth(plan, pruned, best_by_brute_force(plan, asked))
     record = pruned.report.to_json()
     assert all(record[kind]["ratio"] <= ratio for kind, ratio in asked.items())
     assert len({tuple(sizes.items()) for sizes in widths(pruned.model)}) == 1
@@ -104,20 +127,24 @@ def test_the_dials_are_the_best_of_all(deep: Any, asked: dict[str, float]) -> No
 
 def test_key_value_groups_go_too() -> None:
     plan = measure(tiny_model("llama"), tiny_batches("llama"), method="surgeon")
-    losses = [stock.HOPEFUL * loss for loss in plan.method.losses(plan.evidence, plan.structure, plan.lengths)]
-    limits = Constraint.of(params=0.4).limits(plan.structure, plan.lengths)
     pruned = plan.prune(params=0.4, shape="stock", multiple_of=1)
-    totals = []
-    for removal, groups, width in itertools.product(list(plan._layer_order), (1, 2), range(1, 49)):
-        each = {"heads": groups, "filters": width}
-        counts = [each[s.kind] if s.depth in removal.layers[0] else 0 for s in plan.structure.sublayers]
-        if all(limit.holds(counts) for limit in limits):
-            totals.append(removal.loss + sum(loss[n] for loss, n in zip(losses, counts, strict=True) if n))
-    assert pruned.report.stock is not None
-    assert pruned.report.stock["loss"] == pytest.approx(min(totals))
+    check_depth(plan, pruned, best_by_brute_force(plan, {"params": 0.4}, groups=(1, 2)))
     config = pruned.model.config
     assert config.num_attention_heads == 2 * config.num_key_value_heads
     assert config.head_dim == 8
+
+
+@pytest.mark.parametrize("start", range(5))
+def test_trials_go_downhill_from_any_depth(start: int) -> None:
+    losses = [0.5, 0.3, 0.2, 0.4, 0.9]
+    tried: list[int] = []
+
+    def loss(number: int) -> float:
+        tried.append(number)
+        return losses[number] if 0 <= number < len(losses) else float("inf")
+
+    assert stock._downhill(start, loss) == 2
+    assert set(tried) <= {*range(min(start, 2) - 1, max(start, 2) + 2)}
 
 
 @pytest.mark.parametrize("idle", [0, 1, 2])

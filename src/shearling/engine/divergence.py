@@ -7,15 +7,29 @@ change. So a divergence can be added to, and compared with, the error curves of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shearling.engine.distance import bernoulli, divergence
 from shearling.engine.head import ENDS, head_of
+from shearling.engine.hooks import device_of, frozen, run
 from shearling.engine.losses import embeddings, only, token_mask
+from shearling.engine.precision import Precision, kernels
 from shearling.sample.batch import Batch
+
+
+def between(teacher: nn.Module, student: nn.Module, batches: Sequence[Batch], precision: Precision) -> float:
+    """The mean over all examples."""
+    total = 0.0
+    with frozen(teacher), frozen(student), torch.inference_mode(), kernels(precision):
+        for batch in batches:
+            here = batch.to(device_of(teacher))
+            wanted, found = run(teacher, here, precision), run(student, here, precision)
+            total += float(of_examples(teacher, wanted, found, here).sum())
+    return total / sum(map(len, batches))
 
 
 def of_examples(model: Any, wanted: Any, found: Any, batch: Batch) -> Tensor:

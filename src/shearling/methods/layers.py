@@ -1,7 +1,9 @@
-"""The order in which whole layers go, and what that costs: found by running the model without them.
+"""Shapes with fewer layers, judged by running them.
 
-which goes next     the one whose removal, with a least-squares map in its place, changes the outputs least
-what it costs       that change: the divergence of the outputs, on examples that the map has not seen
+which layer goes next     the one whose removal, with a least-squares map in its place, changes the outputs least
+what a shape costs        the change of the outputs once it is cut and repaired, on other examples than the repair's
+
+A repair makes more of what is left than maps do: they tell which layer to take, and not how many.
 """
 
 from __future__ import annotations
@@ -13,17 +15,20 @@ from dataclasses import dataclass, field
 import torch
 
 from shearling.engine.bridges import Map, divergences_without, layer_maps
+from shearling.engine.divergence import between
 from shearling.engine.hooks import device_of
 from shearling.engine.memory import batches_that_fit
 from shearling.engine.moments import Moments
+from shearling.engine.progress import Stages
 from shearling.methods.method import Method
+from shearling.models.cut import Cut
 from shearling.models.stock import Layers, all_layers, less, removable_layers
 from shearling.models.structure import Structure
 from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
 from shearling.surgeon.refit import refit
 
-FITTED = 512  # examples that maps are fitted to
+FITTED = 512  # examples that maps and trial repairs are fitted to
 JUDGED = 128  # examples that outputs are compared on
 CANDIDATES = 3  # layers tried at each further removal: those that cost least when they went alone
 
@@ -46,6 +51,7 @@ class LayerOrder:
     _found: list[Removal] = field(default_factory=list)
     _alone: dict[tuple[int, int], float] = field(default_factory=dict)  # the loss where only this layer goes
     _maps: list[list[Map]] = field(default_factory=list)
+    _losses: dict[tuple[Layers | None, tuple[int, ...]], float] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Removal]:
         """All layers first, then one less every time."""
@@ -72,6 +78,20 @@ class LayerOrder:
         loss, layers = min(zip(losses, options, strict=True))
         self._found.append(Removal(layers, max(loss, self._found[-1].loss)))
         return True
+
+    def loss_of(self, cut: Cut) -> float:
+        """In nats an example, of the repaired model that a cut leaves; worked out once."""
+        shape = (cut.layers, tuple(map(len, cut.kept)))
+        if shape not in self._losses:
+            dense, precision = self.structure, self.method.precision
+            for attempt in self._attempts(self._fitted):
+                with attempt as batches:
+                    student = cut.student(dense)
+                    self.method.repair(dense, student, batches, stages=Stages())
+            for attempt in self._attempts(self._judges):
+                with attempt as batches:
+                    self._losses[shape] = between(dense.model, student.model, batches, precision)
+        return self._losses[shape]
 
     @property
     def _judges(self) -> Sample:

@@ -1,12 +1,13 @@
-"""Stock shapes: one width, one number of heads and a number of layers, chosen together for the least estimated loss.
+"""Stock shapes: one width, one number of heads and a number of layers, chosen together for the least loss.
 
-Widths and heads cost what the method's curves say, layers what running the model without them says (`layers.py`). Both
-are nats an example, so they add up.
+For a number of layers, the best width and heads are what the method's curves say. How many layers stay is tried: shapes
+are cut, repaired on a part of the sample and run (`layers.py`), from the depth that estimates favour to the one whose
+neighbours are no better.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ from shearling.models.structure import Structure
 from shearling.surgeon.allocate import Curve
 from shearling.surgeon.dials import turn
 
-HOPEFUL = 3.0  # times what curves say is the loss of one width for all layers, run on other examples (docs/method.md)
+HOPEFUL = 3.0  # times what curves say is about the loss of one width for all layers: where trials begin, no more
 
 
 @dataclass(frozen=True)
@@ -55,45 +56,62 @@ def choose_stock(
     multiple_of: int,
     stages: Stages,
 ) -> Choice:
-    """The width, the heads and the layers with the least estimated loss within every budget."""
-    losses = [HOPEFUL * loss for loss in method.losses(evidence, structure, lengths)]
+    """The width, the heads and the layers with the least loss within every budget."""
+    losses = method.losses(evidence, structure, lengths)
     dials = [_stepped(dial, multiple_of) for dial in dials_of(structure)]
     _check_reach(structure, dials, limits)
-    shapes = []
-    depth = sum(len(stack.layers) for stack in structure.stacks)
-    with stages("layers") as progress:
-        for number, removal in enumerate(order):
-            progress(number, depth)
+    removals = iter(order)
+    shapes: list[_Shape] = []
+
+    def found(number: int) -> bool:
+        """Whether there is a shape of this number, from all layers down."""
+        while number >= len(shapes) and (removal := next(removals, None)):
             alive = _alive(structure, removal.layers)
-            found = turn([_curve(dial, alive, losses, limits) for dial in dials], [limit.budget for limit in limits])
-            if found is not None:
-                kept = method.kept(evidence, _spread(dials, found[0], alive))
-                shapes.append(_Shape(removal.loss + found[1], Cut(kept, removal.layers), found[0]))
-            # Fewer layers lose no less: nothing better can follow, or everything fits already.
-            least = min((shape.loss for shape in shapes), default=np.inf)
-            if removal.loss >= least or (found and found[0] == [dial.counts[-1] for dial in dials]):
-                break
-        progress(depth, depth)
-    best = min(shapes, key=lambda shape: shape.loss)
-    told = {
-        "layers": [list(stay) for stay in best.cut.layers or ()],
-        "dials": [
-            {"kind": dial.kind, "count": count, "dense": dial.counts[-1]}
-            for dial, count in zip(dials, best.counts, strict=True)
-        ],
-        "loss": best.loss,
-        "uneven_loss": _uneven(method, evidence, structure, limits, losses, multiple_of),
-    }
-    return Choice(best.cut, told)
+            turned = turn([_curve(dial, alive, losses, limits) for dial in dials], [limit.budget for limit in limits])
+            if turned is not None:
+                cut = Cut(method.kept(evidence, _spread(dials, turned[0], alive)), removal.layers)
+                shapes.append(_Shape(cut, turned[0], removal.loss, removal.loss + HOPEFUL * turned[1]))
+        return 0 <= number < len(shapes)
+
+    with stages("layers"):
+        best, number = 0, 0
+        while found(number) and shapes[number].least < shapes[best].expected:
+            best = min(best, number, key=lambda i: shapes[i].expected)
+            number += 1
+        best = _downhill(best, lambda i: order.loss_of(shapes[i].cut) if found(i) else np.inf)
+        told = {
+            "layers": [list(stay) for stay in shapes[best].cut.layers or ()],
+            "dials": [
+                {"kind": dial.kind, "count": count, "dense": dial.counts[-1]}
+                for dial, count in zip(dials, shapes[best].counts, strict=True)
+            ],
+            "loss": order.loss_of(shapes[best].cut),
+            "uneven_loss": _uneven(method, evidence, structure, limits, order, multiple_of),
+        }
+    return Choice(shapes[best].cut, told)
+
+
+def _downhill(start: int, loss: Callable[[int], float]) -> int:
+    """The number with the least loss, by steps to one side or the other while they gain."""
+    at = start
+    for step in (1, -1):
+        while loss(at + step) < loss(at):
+            at += step
+    return at
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """The best shape of one depth: its estimated loss, what stays, and the count of every dial."""
+    """The best shape of one depth: what stays, the count of every dial, and its loss by estimates.
 
-    loss: float
+    least     of the layers that are gone, without the rest
+    expected  in all
+    """
+
     cut: Cut
     counts: list[int]
+    least: float
+    expected: float
 
 
 def _stepped(dial: Dial, multiple_of: int) -> Dial:
@@ -156,12 +174,12 @@ def _uneven(
     evidence: Evidence,
     structure: Structure,
     limits: Sequence[Limit],
-    losses: Sequence[np.ndarray],
+    order: LayerOrder,
     multiple_of: int,
 ) -> float | None:
-    """The estimated loss of uneven shapes at the same budget; None where they cannot meet it."""
+    """The loss of uneven shapes at the same budget, tried alike; None where they cannot meet it."""
     try:
         kept = method.choose(evidence, structure, limits, multiple_of=multiple_of, stages=Stages(None))
     except ConstraintError:
         return None
-    return float(sum(loss[len(units)] for loss, units in zip(losses, kept, strict=True)))
+    return order.loss_of(Cut(kept))

@@ -78,6 +78,11 @@ class Limit:
         return self.spent(counts) <= self.budget + SLACK * self.dense
 
 
+def asked(limits: Sequence[Limit]) -> str:
+    """The constraints in words, each once."""
+    return ", ".join(dict.fromkeys(f"{limit.name}={limit.ratio:g}" for limit in limits))
+
+
 @dataclass(frozen=True)
 class Constraint:
     """What the user asks for: ratios of the dense model's costs, all of which must hold."""

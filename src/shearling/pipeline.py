@@ -31,9 +31,9 @@ from shearling.methods import Evidence, Method, Repaired, asked, configured, met
 from shearling.methods.layers import LayerOrder
 from shearling.methods.ranges import MOST_TOKENS, Samples, Shape, checked_samples
 from shearling.methods.stock import Choice, choose_stock
-from shearling.models.cut import Cut
 from shearling.models.digest import weights_digest_of
 from shearling.models.positions import positions_of
+from shearling.models.shrink import Cut
 from shearling.models.structure import Structure
 from shearling.report.record import Cost, Report
 from shearling.sample.read import accepted_by, sample_of

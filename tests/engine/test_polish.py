@@ -17,8 +17,7 @@ from shearling.engine.distil import Distiller, Recipe, trainable
 from shearling.engine.polish import FEWEST, PASSES, WORTH, Polished, checked_polish, polish, seconds_of
 from shearling.engine.targets import MadeOn, Observed
 from shearling.errors import InputError
-from shearling.models.cut import Cut
-from shearling.models.shrink import shrink
+from shearling.models.shrink import Cut, shrink
 from shearling.models.structure import Structure, structure_of
 from shearling.sample.read import accepted_by, sample_of
 from shearling.sample.sample import Sample

@@ -11,8 +11,7 @@ import torch
 
 from families import FAMILIES, MAIN, outputs_of, slow, tiny_batches, tiny_model
 from shearling.errors import CheckFailed, UnsupportedArchitecture
-from shearling.models.cut import Cut
-from shearling.models.shrink import shrink
+from shearling.models.shrink import Cut, shrink
 from shearling.models.stock import all_layers, check_ordinary, check_stock, dials_of, removable_layers, without_layers
 from shearling.models.structure import Structure, structure_of
 from shearling.sample.read import sample_of

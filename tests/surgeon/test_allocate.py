@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shearling.costs import Limit
 from shearling.errors import ConstraintError
-from shearling.surgeon.allocate import GRID, Curve, allocate
+from shearling.surgeon import allocate as module
+from shearling.surgeon.allocate import GRID, Curve
 
 
 def curve_of(errors: list[float], costs: list[list[float]], counts: list[int] | None = None) -> Curve:
     at = np.arange(len(errors)) if counts is None else np.array(counts)
     return Curve(at, np.array(errors, dtype=float), np.array(costs, dtype=float))
+
+
+def allocate(curves: list[Curve], budgets: list[float], multiple_of: int = 1) -> list[int]:
+    """The counts for sublayers that have these curves, at every count between the first and the last."""
+    sublayers: list[Any] = [SimpleNamespace(kind="filters", units=int(c.counts[-1]), floor=0) for c in curves]
+    at_all = [np.full((len(budgets) + 1, s.units + 1), np.nan) for s in sublayers]  # errors, then costs
+    for curve, values in zip(curves, at_all, strict=True):
+        values[:, curve.counts] = [curve.errors, *curve.costs]
+    limits = [
+        Limit("flops", 1.0, tuple(values[number] for values in at_all), whole=budget)
+        for number, budget in enumerate(budgets, start=1)
+    ]
+    return module.allocate(sublayers, [values[0] for values in at_all], limits, multiple_of)
 
 
 def picked(curves: list[Curve], counts: list[int]) -> list[int]:
@@ -141,13 +158,13 @@ def test_a_whole_sublayer_goes_when_that_is_cheapest() -> None:
 def test_only_the_counts_on_offer_are_chosen() -> None:
     precious = curve_of([9.0, 5.0, 0.0], [[0.0, 8.0, 16.0]], counts=[0, 8, 16])
     other = curve_of([5.0, 1.0, 0.0], [[0.0, 8.0, 16.0]], counts=[0, 8, 16])
-    assert allocate([other, precious], [24.5]) == [8, 16]
+    assert allocate([other, precious], [24.5], multiple_of=8) == [8, 16]
 
 
 @pytest.mark.parametrize("costs", [[4, 5, 6], [4.5, 5.5, 6.5]], ids=["whole", "real"])
 def test_what_cannot_be_met_is_said(costs: list[float]) -> None:
     curve = curve_of([5.0, 1.0, 0.0], [costs])
-    with pytest.raises(ConstraintError, match="least that can stay"):
+    with pytest.raises(ConstraintError, match=r"flops=1 cannot be met.*least that can stay"):
         allocate([curve, curve], [costs[0] * 2 - 0.5])
     assert allocate([curve, curve], [costs[0] * 2]) == [0, 0]
 

@@ -21,7 +21,7 @@ from shearling.data.lm import make_blocks
 from shearling.data.retrieval import candidates, search_texts
 from shearling.data.rows import Rows
 from shearling.data.seq2seq import tokenize_pairs
-from shearling.data.squad import make_windows, read_answers, span_labels
+from shearling.data.squad import Windows, make_windows, read_answers, span_labels
 from shearling.data.tasks import Kind, Task, find_task
 from shearling.errors import DataError, InputError, ModelError
 from shearling.models.pooling import GUESS, Pooling
@@ -66,6 +66,12 @@ class Encoder:
     def texts(self, rows: Rows) -> list[list[str]]:
         """The texts, column by column."""
         return [read_texts(rows, name) for name in find_text_columns(rows, self.task, self.text_columns)]
+
+    def windows(self, rows: Rows) -> tuple[list[str], Windows]:
+        """The contexts of questions, and the windows that they are read in."""
+        questions, contexts = self.texts(rows)
+        length, stride = self.max_length, self.task.stride
+        return contexts, make_windows(questions, contexts, self.tokenizer, max_length=length, stride=stride)
 
     def label_name(self, rows: Rows) -> str | None:
         """The label column to read, if any."""
@@ -227,10 +233,7 @@ def _spread(words: Sequence[int | None], tags: Any) -> list[int]:
 
 def _answered(encoder: Encoder, rows: Rows) -> Tokenized:
     """Windows of the contexts, with the tokens where the answer starts and ends."""
-    questions, contexts = encoder.texts(rows)
-    windows = make_windows(
-        questions, contexts, encoder.tokenizer, max_length=encoder.max_length, stride=encoder.task.stride
-    )
+    _, windows = encoder.windows(rows)
     name = encoder.label_name(rows)
     values = {} if name is None else span_labels(windows, read_answers(rows, name))
     return Tokenized(windows.inputs.tokens, values)

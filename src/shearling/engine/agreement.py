@@ -22,7 +22,7 @@ from torch import Tensor
 
 from shearling.engine.head import ENDS, head_of, predicts_next_token
 from shearling.engine.hooks import device_of, frozen, run
-from shearling.engine.losses import embeddings, only
+from shearling.engine.losses import embeddings, only, token_losses
 from shearling.engine.memory import batches_that_fit, logits_per_token
 from shearling.engine.precision import kernels
 from shearling.sample.batch import Batch, is_held_out
@@ -141,10 +141,7 @@ def _decisions(model: Any, outputs: Any, batch: Batch) -> tuple[Kind, Tensor, Te
 
 def _next_tokens(logits: Tensor, tokens: Tensor, real: Tensor | None) -> tuple[Kind, Tensor, Tensor]:
     """The loss of every real next token, [n, 1]."""
-    # One example at a time: a float32 copy of all logits over the vocabulary may not fit.
-    losses = torch.stack(
-        [F.cross_entropy(row[:-1].float(), to[1:], reduction="none") for row, to in zip(logits, tokens, strict=True)]
-    )  # [B, S - 1]
+    losses = token_losses(logits[:, :-1], tokens[:, 1:])  # [B, S - 1]
     counted = torch.ones_like(losses) if real is None else real[:, 1:]
     rows, _ = counted.nonzero(as_tuple=True)
     return "perplexity", losses[counted != 0][:, None], rows.cpu()

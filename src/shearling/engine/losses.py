@@ -173,6 +173,17 @@ def _in_range(target: Tensor, classes: int) -> None:
         )
 
 
+def token_losses(logits: Tensor, labels: Tensor, reduction: str = "none") -> Tensor:
+    """[B, S], or [B] where they are summed: the cross-entropy of tokens, without those whose label is ignored.
+
+    One example at a time: a float32 copy of all logits over the vocabulary may not fit.
+    """
+    rows = zip(logits, labels.to(logits.device), strict=True)
+    return torch.stack(
+        [F.cross_entropy(row.float(), at, ignore_index=IGNORED, reduction=reduction) for row, at in rows]
+    )
+
+
 def only(logits: Tensor, real: Tensor | None) -> Tensor:
     """Scores [B, S] of positions, those of padding set to minus infinity."""
     return logits if real is None else logits.masked_fill(real.to(logits.device) == 0, float("-inf"))

@@ -18,8 +18,9 @@ from shearling.data.encoder import Encoder
 from shearling.data.lm import fills_blanks
 from shearling.data.retrieval import Judged, candidates, judged
 from shearling.data.rows import Rows
-from shearling.data.squad import decode, make_windows, read_answers
+from shearling.data.squad import decode, read_answers
 from shearling.data.tasks import Kind, Task
+from shearling.engine.losses import token_losses
 from shearling.errors import DataError
 from shearling.evaluation import metrics
 from shearling.sample.batch import IGNORED
@@ -128,6 +129,11 @@ class Questions:
         """Padded and stacked; all examples unless some are given."""
         return self.encoder.batches(self.examples if examples is None else examples, self.batch_size)
 
+    def text_batches(self) -> Batches:
+        """All examples in smaller batches, for outputs over a vocabulary."""
+        most = max(1, _LM_TOKENS // self.encoder.max_length)
+        return self.encoder.batches(self.examples, min(self.batch_size, most))
+
     def embed_index(self, run: Predict) -> torch.Tensor:
         """The index that a model makes: embeddings of all passages, or of all rows for neighbours, [passages, D]."""
         if self.task.kind == "knn":
@@ -145,16 +151,20 @@ def _score_search(asked: Questions, run: Predict) -> Evaluation:
     search = asked.search
     queries = run(asked.batches(asked.encoder.embed(search.queries, "query")), None)
     passages = asked.embed_index(run) if asked.index is None else asked.index
-    if queries.shape[-1] != passages.shape[-1]:
-        raise DataError(
-            f"the queries are embedded in {queries.shape[-1]} dimensions, the index in {passages.shape[-1]}; "
-            "take the index of the model that this one was pruned from"
-        )
+    _check_index(queries, passages)
     ranked: list[NDArray[np.int64]] = []
     for start in range(0, len(queries), _QUERIES):
         part = _similarity(queries[start : start + _QUERIES], passages, asked.encoder.pooling.similarity).numpy()
         ranked += [search.rank(start + i, row, metrics.DEPTH) for i, row in enumerate(part)]
     return _main(asked, _search_metrics(search, ranked), len(search.queries))
+
+
+def _check_index(queries: torch.Tensor, index: torch.Tensor) -> None:
+    if queries.shape[-1] != index.shape[-1]:
+        raise DataError(
+            f"the queries are embedded in {queries.shape[-1]} dimensions, the index in {index.shape[-1]}; take the "
+            "index of the model that this one was pruned from"
+        )
 
 
 def _similarity(queries: torch.Tensor, passages: torch.Tensor, name: str) -> torch.Tensor:
@@ -265,16 +275,13 @@ def _best_class(outputs: Any, batch: Tensors) -> torch.Tensor:
 
 def _score_answers(asked: Questions, run: Predict) -> Evaluation:
     encoder, rows = asked.encoder, asked.rows
-    questions, contexts = encoder.texts(rows)
     gold = read_answers(rows, require_label_column(rows, encoder.task, encoder.label_column))
     unanswerable = np.array([not answers for answers in gold])
     if encoder.task.name == "squad" and unanswerable.any():
         raise DataError(
             f"task squad has an answer to every question, {rows.source} has {unanswerable.sum()} without; use squad_v2"
         )
-    windows = make_windows(
-        questions, contexts, encoder.tokenizer, max_length=encoder.max_length, stride=encoder.task.stride
-    )
+    contexts, windows = encoder.windows(rows)
     logits = run(asked.batches(windows.inputs), None)
     null = encoder.task.name == "squad_v2" or bool(unanswerable.any())
     answers = decode(logits, windows, contexts, may_be_null=null)
@@ -289,14 +296,12 @@ def _score_answers(asked: Questions, run: Predict) -> Evaluation:
 
 
 def _score_text(asked: Questions, run: Predict) -> Evaluation:
-    encoder = asked.encoder
-    batches = encoder.batches(asked.examples, min(asked.batch_size, max(1, _LM_TOKENS // encoder.max_length)))
-    causal = not fills_blanks(encoder.tokenizer, encoder.config)
+    causal = not fills_blanks(asked.encoder.tokenizer, asked.encoder.config)
 
     def read(outputs: Any, batch: Tensors) -> torch.Tensor:
         return _losses(outputs["logits"], batch["labels"], causal=causal)
 
-    loss, tokens = run(batches, read).double().sum(dim=0).tolist()
+    loss, tokens = run(asked.text_batches(), read).double().sum(dim=0).tolist()
     return asked.result(metrics.perplexity(loss, tokens), extra={"loss": loss / tokens, "tokens": tokens})
 
 
@@ -304,28 +309,17 @@ def _losses(logits: torch.Tensor, labels: torch.Tensor, *, causal: bool) -> torc
     """The summed cross-entropy and the number of predicted tokens of each example: [examples, 2]."""
     if causal:  # a token is predicted at the position before it
         logits, labels = logits[:, :-1], labels[:, 1:]
-    # One example at a time: a float32 copy of all logits over the vocabulary may not fit.
-    losses = [
-        F.cross_entropy(row.float(), label, ignore_index=IGNORED, reduction="sum")
-        for row, label in zip(logits, labels, strict=True)
-    ]
-    return torch.stack([torch.stack(losses), (labels != IGNORED).sum(dim=1)], dim=1)
+    return torch.stack([token_losses(logits, labels, "sum"), (labels != IGNORED).sum(dim=1)], dim=1)
 
 
 def next_tokens(asked: Questions, run: Predict) -> torch.Tensor:
     """[examples, tokens, 2]: the loss of every token of the targets, and the token that the model would write there."""
 
     def read(outputs: Any, batch: Tensors) -> torch.Tensor:
-        logits, labels = outputs["logits"], batch["labels"].to(outputs["logits"].device)
-        # One example at a time: a float32 copy of all logits over the vocabulary may not fit.
-        losses = [
-            F.cross_entropy(row.float(), label, ignore_index=IGNORED, reduction="none")
-            for row, label in zip(logits, labels, strict=True)
-        ]
-        return torch.stack([torch.stack(losses), logits.argmax(-1).float()], dim=-1)
+        logits = outputs["logits"]
+        return torch.stack([token_losses(logits, batch["labels"]), logits.argmax(-1).float()], dim=-1)
 
-    size = min(asked.batch_size, max(1, _LM_TOKENS // asked.encoder.max_length))
-    return run(asked.encoder.batches(asked.examples, size), read)
+    return run(asked.text_batches(), read)
 
 
 def _score_targets(asked: Questions, run: Predict) -> Evaluation:
@@ -370,11 +364,7 @@ def _score_neighbours(asked: Questions, run: Predict) -> Evaluation:
 def neighbours(queries: torch.Tensor, index: torch.Tensor | None, classes: torch.Tensor, count: int) -> torch.Tensor:
     """[n]: the class that the nearest of the index vote for; row i of the queries does not vote on itself."""
     bank = F.normalize(queries if index is None else index, dim=-1)
-    if queries.shape[-1] != bank.shape[-1]:
-        raise DataError(
-            f"the model embeds in {queries.shape[-1]} dimensions, the index in {bank.shape[-1]}; take the index of "
-            "the model that this one was pruned from"
-        )
+    _check_index(queries, bank)
     guess = []
     for start in range(0, len(queries), _QUERIES):
         part = F.normalize(queries[start : start + _QUERIES], dim=-1) @ bank.T

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import asdict, fields
 from typing import Any
 
+from shearling.costs import asked
 from shearling.errors import InputError
-from shearling.methods.counts import allocate_counts, asked
 from shearling.methods.method import Evidence, Method, Repaired
 from shearling.methods.paper import Paper
 from shearling.methods.surgeon import Surgeon
+from shearling.surgeon.allocate import allocate as allocate_counts
 
 __all__ = [
     "METHODS",

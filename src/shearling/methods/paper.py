@@ -21,7 +21,6 @@ from shearling.engine.progress import Stages
 from shearling.engine.repair import damaged_sublayers
 from shearling.engine.teacher_states import TeacherStates
 from shearling.errors import ModelError
-from shearling.methods.counts import allocate_counts
 from shearling.methods.method import Evidence, Method, Repaired, WantsLabels
 from shearling.methods.ranges import DAMPING, check_options
 from shearling.methods.select import best, prices, searched, uniform_counts
@@ -33,6 +32,7 @@ from shearling.paper.rearrange import objective, rearrange
 from shearling.paper.tune import DAMP, apply, tune
 from shearling.sample.batch import Batch, is_held_out
 from shearling.sample.sample import Sample
+from shearling.surgeon.allocate import allocate
 
 
 @dataclass(eq=False)
@@ -115,7 +115,7 @@ class Paper(Method):
                 kept = searched(sublayers, worth, limits, drop=self.drop_sublayers)
             else:  # Differs from the paper: prices that vary between layers need the general solver
                 lost = [np.concatenate([[0.0], np.cumsum(np.sort(w.numpy()))])[::-1] for w in worth]
-                kept = best(worth, allocate_counts(sublayers, lost, limits, multiple_of))
+                kept = best(worth, allocate(sublayers, lost, limits, multiple_of))
         if self.rearrange:
             with stages("rearrangement"):
                 if self.guarded:

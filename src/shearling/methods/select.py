@@ -8,9 +8,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from shearling.costs import Limit, Piecewise
+from shearling.costs import Limit, Piecewise, asked
 from shearling.errors import ConstraintError
-from shearling.methods.counts import asked
 from shearling.models.sublayer import Sublayer
 from shearling.paper.drop import sublayers_to_drop
 from shearling.paper.search import Prices, search

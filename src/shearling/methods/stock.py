@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from shearling.costs import Limit
+from shearling.costs import Limit, asked
 from shearling.engine.progress import Stages
 from shearling.errors import ConstraintError, InputError
-from shearling.methods.counts import asked
 from shearling.methods.layers import LayerOrder
 from shearling.methods.method import Evidence, Method
 from shearling.methods.ranges import Shape
-from shearling.models.cut import Cut
+from shearling.models.shrink import Cut
 from shearling.models.stock import Dial, Layers, all_layers, check_stock, dials_of, less, removable_layers
 from shearling.models.structure import Structure
 from shearling.surgeon.allocate import Curve

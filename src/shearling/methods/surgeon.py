@@ -22,12 +22,12 @@ from shearling.engine.progress import Stages
 from shearling.engine.repair import damaged_sublayers
 from shearling.engine.teacher_states import TeacherStates
 from shearling.errors import ConstraintError
-from shearling.methods.counts import allocate_counts
 from shearling.methods.method import Evidence, Method, Repaired, WantsLabels
 from shearling.methods.ranges import DAMPING, check_options, most_examples
 from shearling.models.structure import Structure
 from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
+from shearling.surgeon.allocate import allocate
 from shearling.surgeon.measure import Curvature, measure, merged
 from shearling.surgeon.order import DAMP, Order, order
 from shearling.surgeon.refit import RIDGE, refit
@@ -152,7 +152,7 @@ class Surgeon(Method):
     ) -> list[Tensor]:
         """The counts with the least summed error within every budget, each filled by its sublayer's order."""
         with stages("allocate"):
-            counts = allocate_counts(structure.sublayers, _errors(evidence), limits, multiple_of)
+            counts = allocate(structure.sublayers, _errors(evidence), limits, multiple_of)
             return self.kept(evidence, counts)
 
     def losses(self, evidence: Evidence, structure: Structure, lengths: Sequence[float]) -> list[NDArray[np.float64]]:

@@ -15,9 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from shearling.costs import Limit, asked
 from shearling.errors import ConstraintError
+from shearling.models.sublayer import Sublayer
 
 GRID = 4096
 ROUNDS = 24  # of reweighting, with several budgets
@@ -37,27 +39,43 @@ class Curve:
     costs: Floats  # [budgets, m]
 
 
-def allocate(curves: Sequence[Curve], budgets: Sequence[float]) -> list[int]:
-    """The number of units every sublayer keeps. Never over any budget; raises when even the least is."""
-    limits = np.asarray(budgets, dtype=np.float64)
-    curves = _affordable(curves, limits)
-    if len(limits) == 1:
-        picks = _knapsack([curve.errors for curve in curves], [curve.costs[0] for curve in curves], float(limits[0]))
-    else:
-        picks = _solve_many(curves, limits)
-    picks = _fill_in(curves, picks, limits)
+def allocate(
+    sublayers: Sequence[Sublayer], errors: Sequence[ArrayLike], limits: Sequence[Limit], multiple_of: int = 1
+) -> list[int]:
+    """The number of units every sublayer keeps. Never over any budget; raises when even the least is.
+
+    errors       per sublayer, [units + 1], by units kept
+    multiple_of  the filters of a sublayer stay in multiples of this, or all of them
+    """
+    curves = []
+    for number, (sublayer, error) in enumerate(zip(sublayers, errors, strict=True)):
+        counts = np.arange(min(sublayer.floor, sublayer.units), sublayer.units + 1)
+        if sublayer.kind == "filters" and multiple_of > 1:
+            counts = counts[(counts % multiple_of == 0) | (counts == sublayer.units)]
+        costs = np.stack([limit.tables[number][counts] for limit in limits])
+        curves.append(Curve(counts, np.asarray(error)[counts], costs))
+    budgets = np.array([limit.budget for limit in limits], dtype=np.float64)
+    try:
+        curves = _affordable(curves, budgets)
+        if len(budgets) == 1:
+            picks = _knapsack([c.errors for c in curves], [c.costs[0] for c in curves], float(budgets[0]))
+        else:
+            picks = _solve_many(curves, budgets)
+    except ConstraintError as error:
+        raise ConstraintError(f"{asked(limits)} cannot be met. {error}") from None
+    picks = _fill_in(curves, picks, budgets)
     return [int(curve.counts[i]) for curve, i in zip(curves, picks, strict=True)]
 
 
-def _affordable(curves: Sequence[Curve], limits: Floats) -> list[Curve]:
+def _affordable(curves: Sequence[Curve], budgets: Floats) -> list[Curve]:
     """Without the options that are over a budget even when all other sublayers take their cheapest."""
-    least = sum((curve.costs.min(axis=1) for curve in curves), np.zeros(len(limits)))
-    if (least > limits * (1 + SLACK)).any():
-        raise ConstraintError(_too_little(least, limits))
+    least = sum((curve.costs.min(axis=1) for curve in curves), np.zeros(len(budgets)))
+    if (least > budgets * (1 + SLACK)).any():
+        raise ConstraintError(_too_little(least, budgets))
     left = []
     for curve in curves:
         others = least - curve.costs.min(axis=1)
-        fits = (others[:, None] + curve.costs <= limits[:, None] * (1 + SLACK)).all(0)
+        fits = (others[:, None] + curve.costs <= budgets[:, None] * (1 + SLACK)).all(0)
         if not fits.any():
             raise ConstraintError(_APART)
         left.append(Curve(curve.counts[fits], curve.errors[fits], curve.costs[:, fits]))
@@ -67,17 +85,17 @@ def _affordable(curves: Sequence[Curve], limits: Floats) -> list[Curve]:
 _APART = "Each budget can be met alone, but no choice was found that meets all of them; ask for more."
 
 
-def _too_little(least: Floats, limits: Floats) -> str:
-    worst = int(np.argmax(least - limits))
-    words = f"The budget is {limits[worst]:.4g}, but the least that can stay costs {least[worst]:.4g}"
-    return words + (f"; ask for {least[worst] / limits[worst]:.3g} times as much." if limits[worst] > 0 else ".")
+def _too_little(least: Floats, budgets: Floats) -> str:
+    worst = int(np.argmax(least - budgets))
+    words = f"The budget is {budgets[worst]:.4g}, but the least that can stay costs {least[worst]:.4g}"
+    return words + (f"; ask for {least[worst] / budgets[worst]:.3g} times as much." if budgets[worst] > 0 else ".")
 
 
-def _solve_many(curves: Sequence[Curve], limits: Floats) -> list[int]:
-    room = np.where(limits > 0, limits, 1.0)  # without a budget only what costs nothing is left
+def _solve_many(curves: Sequence[Curve], budgets: Floats) -> list[int]:
+    room = np.where(budgets > 0, budgets, 1.0)  # without a budget only what costs nothing is left
     shares = [curve.costs / room[:, None] for curve in curves]  # of each budget
     errors = [curve.errors for curve in curves]
-    weights = np.full(len(limits), 1 / len(limits))
+    weights = np.full(len(budgets), 1 / len(budgets))
     best: tuple[float, list[int]] | None = None
     tightness = 1.0
     for _ in range(ROUNDS):
@@ -157,11 +175,11 @@ def _worthwhile(steps: Ints, errors: Floats, cells: int) -> list[int]:
     return useful
 
 
-def _fill_in(curves: Sequence[Curve], picks: list[int], limits: Floats) -> list[int]:
+def _fill_in(curves: Sequence[Curve], picks: list[int], budgets: Floats) -> list[int]:
     """Spend what is left: again and again the step that lowers the error most for its share of the budgets."""
     picks = list(picks)
-    spent = sum((curve.costs[:, i] for curve, i in zip(curves, picks, strict=True)), np.zeros(len(limits)))
-    room = limits * (1 + SLACK)
+    spent = sum((curve.costs[:, i] for curve, i in zip(curves, picks, strict=True)), np.zeros(len(budgets)))
+    room = budgets * (1 + SLACK)
     while True:
         best: tuple[float, int, int] | None = None
         for row, curve in enumerate(curves):
@@ -169,7 +187,7 @@ def _fill_in(curves: Sequence[Curve], picks: list[int], limits: Floats) -> list[
             gain = curve.errors[picks[row]] - curve.errors
             fits = (spent[:, None] + extra <= room[:, None]).all(0) & (gain > 0)
             if fits.any():
-                share = np.maximum((extra / np.maximum(limits, 1e-300)[:, None]).max(0), 1e-12)
+                share = np.maximum((extra / np.maximum(budgets, 1e-300)[:, None]).max(0), 1e-12)
                 rate = np.where(fits, gain / share, -np.inf)
                 option = int(np.argmax(rate))
                 if best is None or rate[option] > best[0]:

@@ -20,7 +20,7 @@ from shearling.engine.divergence import of_examples
 from shearling.errors import ConstraintError, InputError, UnsupportedArchitecture
 from shearling.latency import meet
 from shearling.methods import stock
-from shearling.models.cut import Cut
+from shearling.models.shrink import Cut
 from shearling.models.stock import all_layers, less, removable_layers, without_layers
 from shearling.models.structure import structure_of
 from shearling.pipeline import measure

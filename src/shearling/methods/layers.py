@@ -21,7 +21,7 @@ from shearling.engine.memory import batches_that_fit
 from shearling.engine.moments import Moments
 from shearling.engine.progress import Stages
 from shearling.methods.method import Method
-from shearling.models.cut import Cut
+from shearling.models.shrink import Cut
 from shearling.models.stock import Layers, all_layers, less, removable_layers
 from shearling.models.structure import Structure
 from shearling.sample.batch import Batch

@@ -122,11 +122,15 @@ class Bench:
         return rows.select(i for i, answers in enumerate(rows.column("answers")) if answers)
 
     def texts(self, count: int, domain: str = "mixed", seed: int = 0) -> list[str]:
-        """Calibration texts: a quarter paragraphs, as many questions, the rest sentences; or one kind alone."""
+        """Calibration texts: a quarter paragraphs, as many questions, the rest sentences; or one kind alone.
+
+        Questions and paragraphs have the prompts of queries and documents before them, where the model knows any.
+        """
         squad, sts = self.rows("squad_v2.train"), self.rows("stsb.train")
+        query, document = (pooling_of(self.model).prompt(use) for use in ("query", "document"))
         kinds = {
-            "paragraphs": list(dict.fromkeys(squad.column("context"))),
-            "questions": list(dict.fromkeys(squad.column("question"))),
+            "paragraphs": [document + text for text in dict.fromkeys(squad.column("context"))],
+            "questions": [query + text for text in dict.fromkeys(squad.column("question"))],
             "sentences": list(dict.fromkeys([*sts.column("sentence1"), *sts.column("sentence2")])),
         }
         if domain == "wikitext":

@@ -161,7 +161,7 @@ def polished(row: Row, *, all_recipes: bool = True) -> list[object]:
 
 def search_pictures() -> dict[str, str]:
     """By model, a chart of R@1 on XQuAD against the budget, in both modes; of every budget the row polished longest."""
-    modes = {"pruned queries, dense index": "xquad, dense index", "pruned on both sides": "xquad"}
+    modes = {"on the dense index": "xquad, dense index", "on its own index": "xquad"}
     found = {}
     for model in dict.fromkeys(row["model"] for row in embedding_rows("budget")):
         rows = [row for row in embedding_rows("budget") if row["model"] == model]

@@ -10,10 +10,12 @@ import torch
 import transformers
 from torch import Tensor
 
+from families import tiny_model
 from shearling.engine.hooks import run
 from shearling.engine.losses import (
     check_finite,
     embeddings,
+    gives_embeddings,
     is_regression,
     label_losses,
     sampled_losses,
@@ -270,3 +272,9 @@ def test_the_length_of_a_normalised_embedding_does_not_count() -> None:
     assert hidden.grad is not None
     along = (hidden.grad * hidden).sum((1, 2))
     assert along.abs().max() < 1e-4 * hidden.grad.abs().sum()
+
+
+def test_a_model_without_a_head_gives_embeddings() -> None:
+    assert gives_embeddings(model_of("bert", ""))
+    assert not gives_embeddings(model_of("bert"))
+    assert not any(gives_embeddings(tiny_model(name)) for name in ("gpt2", "t5"))  # T5 is its own base model

@@ -45,7 +45,7 @@ def probe(model: nn.Module, sublayer: Sublayer, inputs: dict[str, Tensor]) -> tu
 
 
 def expected_moments(
-    teacher: Structure, student: Structure, number: int, sample: list[Batch]
+    teacher: Structure, student: Structure, number: int, sample: list[Batch], power: float = 0.0
 ) -> tuple[Moments, Moments]:
     """From whole forward passes of both models, one example at a time, padding cut off."""
     dense, pruned = teacher.sublayers[number], student.sublayers[number]
@@ -58,7 +58,8 @@ def expected_moments(
             x_t, _, o_t = probe(teacher.model, dense, example.inputs)
             x_s, h_s, _ = probe(student.model, pruned, example.inputs)
             moments = held_out if int(example.indices) % 8 == 7 else fit
-            moments.add(h_s[0, :length], (o_t + x_t - x_s)[0, :length])
+            weights = torch.full((length,), float(length)) ** -power if power else None
+            moments.add(h_s[0, :length], (o_t + x_t - x_s)[0, :length], weights)
     return fit, held_out
 
 
@@ -68,8 +69,8 @@ def close(found: Moments, expected: Moments) -> None:
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert"])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_moments_are_those_of_full_forward_passes(family: str, attention: str) -> None:
+@pytest.mark.parametrize(("attention", "power"), [("eager", 0.0), ("sdpa", 0.0), ("sdpa", 1.0)])
+def test_moments_are_those_of_full_forward_passes(family: str, attention: str, power: float) -> None:
     model = model_of(family, attn_implementation=attention).double()
     teacher = structure_of(model)
     kept = [torch.arange(0, s.units, 2) for s in teacher.sublayers]
@@ -81,12 +82,13 @@ def test_moments_are_those_of_full_forward_passes(family: str, attention: str) -
         number = len(numbers)
         numbers.append(number)
         assert sublayer.name == student.sublayers[number].name
-        for found, expected in zip((fit, held_out), expected_moments(teacher, student, number, sample), strict=True):
+        wanted = expected_moments(teacher, student, number, sample, power)
+        for found, expected in zip((fit, held_out), wanted, strict=True):
             close(found, expected)
         sublayer.write(sublayer.weight * 1.1, sublayer.bias)  # what follows must see the repaired sublayer
         return True
 
-    repair_layers(teacher, student, sample, repair)
+    repair_layers(teacher, student, sample, repair, power=power)
     assert numbers == [0, 1, 2, 3]
 
 

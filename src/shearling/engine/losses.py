@@ -181,6 +181,11 @@ def predicts_next_token(model: Any) -> bool:
     return bool(model.can_generate()) and not getattr(model.config, "is_encoder_decoder", False)
 
 
+def gives_embeddings(model: Any) -> bool:
+    """Whether the model has no head, so that what it puts out is pooled."""
+    return model.base_model is model and not model.can_generate()
+
+
 def is_multi_label(config: Any) -> bool:
     """Whether every class of the head may hold by itself."""
     return bool(getattr(config, "problem_type", None) == "multi_label_classification")

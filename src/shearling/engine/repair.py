@@ -39,10 +39,12 @@ def repair_layers(
     precision: Precision = "float32",
     progress: Progress = silent,
     states: TeacherStates | None = None,
+    power: float = 0.0,
 ) -> None:
     """Repair every sublayer of the student: first into its units, if asked for, then out of them.
 
     states  of the teacher, kept from one call to the next over the same batches
+    power   a token of an example of n tokens counts n ** -power: with 1, examples count alike, however long
 
     Ends early when a repair returns False. Sublayers before the first that lost a unit see no error and lost nothing:
     they are passed over. Where whole layers are gone, the layer that follows is repaired against its own teacher, and
@@ -74,7 +76,7 @@ def repair_layers(
                     continue
                 sublayers = pruned.sublayers[at]
                 for part, sublayer in enumerate(sublayers):
-                    pair = kind(dense, pruned, (number, depth, part), at, run_t, run_s, here, states)
+                    pair = kind(dense, pruned, (number, depth, part), at, run_t, run_s, here, states, power)
                     if realign is not None and sublayer.foldable and sublayer.units:
                         realign(sublayer, *pair.into_units())
                     last = part == len(sublayers) - 1
@@ -128,6 +130,7 @@ class _Pair:
 
     place  its stack, its layer in the dense model's stack, and its part of the layer
     at     its layer in the student's stack
+    power  a token of an example of n tokens counts n ** -power
     """
 
     dense: Stack
@@ -138,6 +141,7 @@ class _Pair:
     run_s: LayerwiseRun
     batches: Sequence[Batch]
     states: TeacherStates | None = None
+    power: float = 0.0
 
     @property
     def depth(self) -> int:
@@ -210,8 +214,10 @@ class _Pair:
         for number, batch in enumerate(self.batches):
             for given, wanted in pairs(number):
                 for moments, share in shares:
-                    rows = self.pruned.rows(batch, given.shape[:2], share)
-                    moments.add(flat(given, rows), flat(wanted, rows))
+                    shape = given.shape[:2]
+                    rows = self.pruned.rows(batch, shape, share)
+                    weights = self.pruned.weights(batch, shape, self.power, share) if self.power else None
+                    moments.add(flat(given, rows), flat(wanted, rows), weights)
         fit.add_up()
         held_out.add_up()
         return fit, held_out

@@ -27,6 +27,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -42,6 +43,7 @@ from shearling.exporters import onnx
 from shearling.exporters.formats import Job
 from shearling.exporters.graph import reference
 from shearling.latency.timing import device_name, in_turns
+from shearling.methods import surgeon
 from shearling.models.pooling import pooling_of, set_pooling
 from shearling.models.structure import structure_of
 from shearling.pipeline import Plan, Pruned, measure
@@ -67,8 +69,23 @@ RECIPES = {
     "rate 1e-3": Recipe(rate=1e-3),
     "batch 32": Recipe(examples=32),
 }
-STUDIES = ("texts", "domain", "draws", "loss")  # what `--study` alone runs; "length" and "recipe" by name
-KEYS = ("study", "model", "flops", "polish", "texts", "draws", "domain", "seed", "loss", "recipe", "device", "threads")
+POWERS = ([0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [2.0, 1.0])  # of a text's length, in measuring and in refitting
+STUDIES = ("texts", "domain", "lengths", "draws", "loss")  # what `--study` alone runs; others by name
+KEYS = (
+    "study",
+    "model",
+    "flops",
+    "polish",
+    "texts",
+    "draws",
+    "domain",
+    "seed",
+    "loss",
+    "recipe",
+    "powers",
+    "device",
+    "threads",
+)
 Row = dict[str, Any]
 
 
@@ -219,7 +236,7 @@ class Once:
 
 
 def study(bench: Bench, results: Results, names: Sequence[str], setting: str) -> None:
-    """At one budget: number and kind of the texts, draws, the loss of measuring, the loss and the recipe of polish."""
+    """At one budget: the texts, what long ones count, draws, the loss of measuring, loss and recipe of polish."""
     common = {"model": bench.name, "flops": STUDY_FLOPS, "polish": setting}
 
     def add(keys: Row, plan: Callable[[], Plan]) -> None:
@@ -232,13 +249,18 @@ def study(bench: Bench, results: Results, names: Sequence[str], setting: str) ->
         for domain in DOMAINS:
             texts = bench.texts(SAMPLES, domain)
             add({"study": "domain", "domain": domain, "texts": len(texts)}, partial(bench.plan, texts))
+    if "lengths" in names:
+        for powers in POWERS:
+            plan = partial(bench.plan, bench.texts(SAMPLES))
+            with patch.multiple(surgeon, MEASURED=powers[0], REFITTED=powers[1]):
+                add({"study": "lengths", "powers": powers, "texts": SAMPLES}, plan)
     if "draws" in names:
         for seed in (0, 1):
             for draws in DRAWS:
                 plan = partial(bench.plan, bench.texts(SAMPLES, seed=seed), draws=draws, seed=10 * seed)
                 add({"study": "draws", "draws": draws, "seed": seed, "texts": SAMPLES}, plan)
-    if "length" in names:
-        add({"study": "length", "texts": SAMPLES}, partial(_unnormalised, bench))
+    if "direction" in names:
+        add({"study": "direction", "texts": SAMPLES}, partial(_unnormalised, bench))
     for name, recipes in {"loss": LOSSES, "recipe": RECIPES}.items():
         if name in names:
             by_recipe(bench, results, common | {"study": name, "texts": SAMPLES}, setting, recipes)
@@ -335,7 +357,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=RESULTS)
     what = parser.add_mutually_exclusive_group()
     every = ",".join(STUDIES)
-    what.add_argument("--study", nargs="?", const=every, help=f"at 50%%: {every}; also length, recipe")
+    what.add_argument("--study", nargs="?", const=every, help=f"at 50%%: {every}; also direction, recipe")
     what.add_argument("--latency", action="store_true", help="time one query on this CPU")
     return parser.parse_args()
 

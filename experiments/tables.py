@@ -118,17 +118,19 @@ def search() -> str:
 def studies() -> str:
     """A line per setting of every study, all at one budget."""
     names = {
-        "texts": "number of texts", "domain": "kind of texts", "draws": "draws of the loss",
-        "loss": "loss of polish", "length": "loss of measuring",
+        "texts": "number of texts", "domain": "kind of texts", "lengths": "powers of a text's length",
+        "draws": "draws of the loss", "loss": "loss of polish", "direction": "loss of measuring",
     }  # fmt: skip
     lines = []
     for r in embedding_rows(*names):
         setting = {
             "texts": f"{r['texts']:,}", "domain": f"{r['texts']:,} of {r.get('domain')}",
-            "draws": f"{r.get('draws')}, seed {r.get('seed')}", "loss": r.get("recipe"), "length": "not normalised",
+            "draws": f"{r.get('draws')}, seed {r.get('seed')}", "loss": r.get("recipe"), "direction": "not normalised",
+            "lengths": "{:g} in measuring, {:g} in refitting".format(*r.get("powers", (0, 0))),
         }[r["study"]]  # fmt: skip
-        lines.append([names[r["study"]], setting, *polished(r, all_recipes=r["study"] != "loss"), *scores(r)])
-    return markdown(["study", "setting", "polish", "passes", *SEARCHES.values()], lines)
+        cosine = f"{r['cosine']:.1f}" if "cosine" in r else "-"
+        lines.append([names[r["study"]], setting, *polished(r, all_recipes=r["study"] != "loss"), cosine, *scores(r)])
+    return markdown(["study", "setting", "polish", "passes", "mean cosine", *SEARCHES.values()], lines)
 
 
 def one_query() -> str:

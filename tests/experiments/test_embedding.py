@@ -46,7 +46,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         write(tmp_path / f"{name}.jsonl", sentence1=one, sentence2=other, label=[i / 8 for i in range(40)])
     lines = [" . ".join(sentences(4, 40 + seed)) for seed in range(20)]
     (tmp_path / "wikitext2.valid.txt").write_text("\n\n".join(lines))
-    small = {"SAMPLES": 48, "SIZES": (32,), "DRAWS": (2,), "DOMAINS": ("questions", "wikitext")}
+    small = {
+        "SAMPLES": 48,
+        "SIZES": (32,),
+        "DRAWS": (2,),
+        "DOMAINS": ("questions", "wikitext"),
+        "POWERS": ([2.0, 1.0],),
+    }
     for name in ("LOSSES", "RECIPES"):
         small[name] = dict(list(getattr(embedding, name).items())[:1])
     for name, value in small.items():
@@ -82,15 +88,15 @@ def test_budgets_and_their_table(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_studies_and_their_table(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     rows = run("--polish", "1", "--exams", "xquad", "--study")
-    assert [row["study"] for row in rows] == ["texts", "domain", "domain", "draws", "draws", "loss"]
+    assert [row["study"] for row in rows] == ["texts", "domain", "domain", "lengths", "draws", "draws", "loss"]
     assert all(row["passes"] == 1 and "stsb" not in row for row in rows)
     assert rows[2]["texts"] == 48
-    assert [row["study"] for row in run("--polish", "1", "--study", "length,recipe")[6:]] == ["length", "recipe"]
+    assert [row["study"] for row in run("--polish", "1", "--study", "direction,recipe")[7:]] == ["direction", "recipe"]
     monkeypatch.setattr(tables, "EMBEDDING_ROWS", tmp_path / "rows.json")
     settings = [line.split(" | ")[1] for line in tables.studies().splitlines()[2:]]
     assert settings == [
-        "32", "40 of questions", "48 of wikitext", "2, seed 0", "2, seed 1", "distance of the embeddings",
-        "not normalised",
+        "32", "40 of questions", "48 of wikitext", "2 in measuring, 1 in refitting", "2, seed 0", "2, seed 1",
+        "distance of the embeddings", "not normalised",
     ]  # fmt: skip
 
 

@@ -1,14 +1,15 @@
 """Embedding models before and after pruning: search and sentence similarity, polish, and what the texts are worth.
 
     python experiments/embedding.py --model all-MiniLM-L6-v2=DIR --data DIR --device cuda
-    python experiments/embedding.py --model all-MiniLM-L6-v2=DIR --data DIR --study recipe,texts,domain,draws,loss
+    python experiments/embedding.py --model all-MiniLM-L6-v2=DIR --data DIR --device cuda --polish auto --study
     python experiments/embedding.py --model all-MiniLM-L6-v2=DIR --data DIR --latency      # one query, on this CPU
 
-`--data` holds stsb.*, squad_v2.*, xquad.dev.* and wikitext2.valid.* as in ../shared. Calibration texts are sentences of
-STS-B and questions and paragraphs of SQuAD's training part. Scored: question -> paragraph among XQuAD's paragraphs and
-among those of SQuAD's dev part (R@1 and MRR@10; the pruned model on both sides, and for the queries only, on the index
-of the dense model), and the Spearman correlation on STS-B's dev part. Rows go to `results/embedding.json`; the same
-command goes on where it stopped, and `--minutes` ends it at the next row.
+`bge.py` makes the directory of bge-small-en-v1.5. `--data` holds stsb.*, squad_v2.*, xquad.dev.* and wikitext2.valid.*
+as in ../shared. Calibration texts are sentences of STS-B and questions and paragraphs of SQuAD's training part. Scored:
+question -> paragraph among XQuAD's paragraphs and among those of SQuAD's dev part (R@1 and MRR@10; the pruned model on
+both sides, and for the queries only, on the index of the dense model), and the Spearman correlation on STS-B's dev
+part. Rows go to `results/embedding.json`; the same command goes on where it stopped, and `--minutes` ends it at the
+next row.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ import argparse
 import copy
 import json
 import random
+import re
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -35,11 +39,14 @@ from shearling.engine.hooks import frozen
 from shearling.engine.polish import polish
 from shearling.engine.progress import Stages
 from shearling.evaluation.exam import Exam, make_exam
+from shearling.exporters import onnx
+from shearling.exporters.formats import Job
+from shearling.exporters.graph import reference
 from shearling.latency.timing import device_name, in_turns
+from shearling.methods import surgeon
 from shearling.models.pooling import pooling_of, set_pooling
 from shearling.models.structure import structure_of
 from shearling.pipeline import Plan, Pruned, measure
-from shearling.report.charts import Level, Point, Series, chart
 
 RESULTS = Path(__file__).parent / "results" / "embedding.json"
 BUDGETS = (0.8, 0.7, 0.6, 0.5, 0.3)
@@ -49,19 +56,36 @@ DRAWS = (1, 2, 4)
 DOMAINS = ("paragraphs", "questions", "sentences", "wikitext")
 EXAMS = ("xquad", "squad", "stsb")
 STUDY_FLOPS = 0.5
+LOSSES = {
+    "distance of the embeddings": Recipe(hidden=0.0, similarities=0.0),
+    "+ similarities within a batch": Recipe(hidden=0.0),
+    "+ hidden states": Recipe(),
+}
 RECIPES = {
-    "default": Recipe(),
     "hidden x 10": Recipe(hidden=10.0),
-    "hidden x 100": Recipe(hidden=100.0),
-    "outputs only": Recipe(hidden=0.0),
     "no noise": Recipe(noise=0.0),
+    "noise 0.2": Recipe(noise=0.2),
     "rate 1e-4": Recipe(rate=1e-4),
     "rate 1e-3": Recipe(rate=1e-3),
-    "noise 0.2": Recipe(noise=0.2),
     "batch 32": Recipe(examples=32),
-    "batch 32, rate 1e-3": Recipe(rate=1e-3, examples=32),
 }
-KEYS = ("study", "model", "flops", "polish", "texts", "draws", "domain", "seed", "loss", "recipe", "device")
+POWERS = ([0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [2.0, 1.0])  # of a text's length, in measuring and in refitting
+STUDIES = ("texts", "domain", "lengths", "draws", "loss")  # what `--study` alone runs; others by name
+KEYS = (
+    "study",
+    "model",
+    "flops",
+    "polish",
+    "texts",
+    "draws",
+    "domain",
+    "seed",
+    "loss",
+    "recipe",
+    "powers",
+    "device",
+    "threads",
+)
 Row = dict[str, Any]
 
 
@@ -121,21 +145,26 @@ class Bench:
         rows = self.rows("squad_v2.dev")
         return rows.select(i for i, answers in enumerate(rows.column("answers")) if answers)
 
-    def texts(self, count: int, domain: str = "mixed", seed: int = 0) -> list[str]:
-        """Calibration texts: a quarter paragraphs, as many questions, the rest sentences; or one kind alone."""
+    def kinds(self) -> dict[str, list[str]]:
+        """Texts to calibrate on; questions and paragraphs have the model's prompts of queries and documents, if any."""
         squad, sts = self.rows("squad_v2.train"), self.rows("stsb.train")
-        kinds = {
-            "paragraphs": list(dict.fromkeys(squad.column("context"))),
-            "questions": list(dict.fromkeys(squad.column("question"))),
+        query, document = (pooling_of(self.model).prompt(use) for use in ("query", "document"))
+        return {
+            "paragraphs": [document + text for text in dict.fromkeys(squad.column("context"))],
+            "questions": [query + text for text in dict.fromkeys(squad.column("question"))],
             "sentences": list(dict.fromkeys([*sts.column("sentence1"), *sts.column("sentence2")])),
         }
-        if domain == "wikitext":
-            kinds["wikitext"] = [t for t in self.rows("wikitext2.valid").column("text") if len(t.split()) > 8]
+
+    def texts(self, count: int, domain: str = "mixed", seed: int = 0) -> list[str]:
+        """A quarter paragraphs, as many questions, the rest sentences; or one kind alone; or others, of WikiText."""
         rng = random.Random(seed)
-        if domain != "mixed":
-            return rng.sample(kinds[domain], min(count, len(kinds[domain])))
+        shares = {"paragraphs": count // 4, "questions": count // 4, "sentences": count}
+        if domain == "wikitext":
+            kinds = wikitext(self.rows("wikitext2.valid").column("text"))
+        else:
+            kinds, shares = self.kinds(), shares if domain == "mixed" else {domain: count}
         chosen: list[str] = []
-        for kind, wanted in (("paragraphs", count // 4), ("questions", count // 4), ("sentences", count)):
+        for kind, wanted in shares.items():
             chosen += rng.sample(kinds[kind], min(wanted, count - len(chosen), len(kinds[kind])))
         return chosen
 
@@ -172,6 +201,13 @@ class Bench:
         return row | {"seconds": round(sum(report.seconds.values()), 1)} | self.score(pruned.model)
 
 
+def wikitext(lines: Sequence[str]) -> dict[str, list[str]]:
+    """Paragraphs of WikiText and their sentences; it has no questions."""
+    paragraphs = [line for line in lines if len(line.split()) > 8]
+    sentences = [part for text in paragraphs for part in re.split(r"(?<= [.?!]) |\n", text) if len(part.split()) > 4]
+    return {"paragraphs": paragraphs, "questions": [], "sentences": list(dict.fromkeys(sentences))}
+
+
 def prune(plan: Plan, flops: float, setting: str) -> Pruned:
     """The measurement serves every way to polish."""
     return replace(plan, method=replace(plan.method, polish=polish_of(setting))).prune(flops=flops)
@@ -200,7 +236,7 @@ class Once:
 
 
 def study(bench: Bench, results: Results, names: Sequence[str], setting: str) -> None:
-    """At one budget: the number of texts and draws, texts of another kind, the loss, the recipe of polish."""
+    """At one budget: the texts, what long ones count, draws, the loss of measuring, loss and recipe of polish."""
     common = {"model": bench.name, "flops": STUDY_FLOPS, "polish": setting}
 
     def add(keys: Row, plan: Callable[[], Plan]) -> None:
@@ -213,15 +249,21 @@ def study(bench: Bench, results: Results, names: Sequence[str], setting: str) ->
         for domain in DOMAINS:
             texts = bench.texts(SAMPLES, domain)
             add({"study": "domain", "domain": domain, "texts": len(texts)}, partial(bench.plan, texts))
+    if "lengths" in names:
+        for powers in POWERS:
+            plan = partial(bench.plan, bench.texts(SAMPLES))
+            with patch.multiple(surgeon, MEASURED=powers[0], REFITTED=powers[1]):
+                add({"study": "lengths", "powers": powers, "texts": SAMPLES}, plan)
     if "draws" in names:
         for seed in (0, 1):
             for draws in DRAWS:
                 plan = partial(bench.plan, bench.texts(SAMPLES, seed=seed), draws=draws, seed=10 * seed)
                 add({"study": "draws", "draws": draws, "seed": seed, "texts": SAMPLES}, plan)
-    if "loss" in names:
-        add({"study": "loss", "loss": "as it is", "texts": SAMPLES}, partial(_unnormalised, bench))
-    if "recipe" in names:
-        recipes(bench, results, common | {"study": "recipe", "texts": SAMPLES}, setting)
+    if "direction" in names:
+        add({"study": "direction", "texts": SAMPLES}, partial(_unnormalised, bench))
+    for name, recipes in {"loss": LOSSES, "recipe": RECIPES}.items():
+        if name in names:
+            by_recipe(bench, results, common | {"study": name, "texts": SAMPLES}, setting, recipes)
 
 
 def _unnormalised(bench: Bench) -> Plan:
@@ -234,7 +276,7 @@ def _unnormalised(bench: Bench) -> Plan:
         set_pooling(bench.model, own)
 
 
-def recipes(bench: Bench, results: Results, common: Row, setting: str) -> None:
+def by_recipe(bench: Bench, results: Results, common: Row, setting: str, recipes: Mapping[str, Recipe]) -> None:
     """One pruned model, polished by every recipe."""
     plan = Once(lambda: bench.plan(bench.texts(SAMPLES)))
     start: list[Any] = []
@@ -242,50 +284,43 @@ def recipes(bench: Bench, results: Results, common: Row, setting: str) -> None:
     def make(recipe: Recipe) -> Row:
         start[:] = start or [prune(plan(), STUDY_FLOPS, "off").model]
         student = copy.deepcopy(start[0])
-        found = polish(
-            plan().structure, structure_of(student), plan().sample, polish_of(setting), share=STUDY_FLOPS, recipe=recipe
-        )
+        teacher, sample = plan().structure, plan().sample
+        found = polish(teacher, structure_of(student), sample, polish_of(setting), share=STUDY_FLOPS, recipe=recipe)
         return {"judge": [found.before, found.after], "passes": found.passes} | bench.score(student)
 
-    for name, recipe in RECIPES.items():
+    for name, recipe in recipes.items():
         results.add(common | {"recipe": name}, partial(make, recipe))
 
 
 def latency(bench: Bench, results: Results, budgets: Sequence[float], rounds: int = 101) -> None:
-    """One query on this CPU, dense and pruned in turns."""
+    """One query on this CPU, dense and pruned in turns, in PyTorch and in ONNX Runtime."""
     plan = Once(lambda: bench.plan(bench.texts(256)))
     query = bench.tokenizer(bench.rows("xquad.dev").column("question")[0], return_tensors="pt")
     cpu = torch.device("cpu")
 
     def make(flops: float) -> Row:
-        small = prune(plan(), flops, "off").model
-        with frozen(bench.model), frozen(small), torch.inference_mode():
-            runs = [partial(model, **query) for model in (bench.model, small)]
-            dense, pruned = in_turns(runs, cpu, rounds=rounds)
-        return {
-            "ratio": round(dense.median / pruned.median, 3), "dense_ms": round(1e3 * dense.median, 3),
-            "pruned_ms": round(1e3 * pruned.median, 3), "tokens": query["input_ids"].shape[-1],
-            "threads": torch.get_num_threads(),
-        }  # fmt: skip
+        models = (bench.model, prune(plan(), flops, "off").model)
+        row: Row = {"tokens": query["input_ids"].shape[-1]}
+        with frozen(models[0]), frozen(models[1]), tempfile.TemporaryDirectory() as folder:
+            runs = [partial(model, **query) for model in models]
+            files = [as_onnx(model, query, Path(folder) / f"{i}.onnx") for i, model in enumerate(models)]
+            for name, pair in {"": runs, "onnx_": files}.items():
+                with torch.inference_mode():
+                    dense, pruned = (1e3 * found.median for found in in_turns(pair, cpu, rounds=rounds))
+                row |= {f"{name}ratio": round(dense / pruned, 3)}
+                row |= {f"{name}dense_ms": round(dense, 3), f"{name}pruned_ms": round(pruned, 3)}
+        return row
 
     for flops in budgets:
         keys = {"study": "latency", "model": bench.name, "flops": flops, "device": device_name(cpu)}
-        results.add(keys, partial(make, flops))
+        results.add(keys | {"threads": torch.get_num_threads()}, partial(make, flops))
 
 
-def plot(rows: Sequence[Row], name: str) -> str:
-    """R@1 on XQuAD against the budget, in both modes, as `auto` polishes."""
-    points = [row for row in rows if row["study"] == "budget" and row["model"] == name]
-    dense = next(row["xquad"] for row in points if row["flops"] == 1.0)
-    shown = sorted((row for row in points if row.get("polish") == "auto"), key=lambda row: row["flops"])
-    series = [
-        Series(label, [Point(row["flops"], row[key]) for row in shown])
-        for label, key in (("pruned queries, dense index", "xquad, dense index"), ("pruned on both sides", "xquad"))
-    ]
-    return chart(
-        series, levels=[Level(dense, f"dense {dense:.2f}", strong=True), Level(dense - 1, "1 point below")],
-        title=f"{name}: search", x_label="FLOPs, of dense", y_label="R@1", x_format="{:.0%}".format,
-    )  # fmt: skip
+def as_onnx(model: Any, query: Mapping[str, torch.Tensor], path: Path) -> Callable[[], object]:
+    """A run of the model's ONNX file on the query."""
+    two = {name: torch.cat([value, value]) for name, value in query.items()}  # one would be taken for a fixed size
+    onnx.write(Job(copy.deepcopy(model), two, list(reference(model, [two])[0]), path))
+    return partial(onnx.open_runner(path), dict(query))
 
 
 def main() -> None:
@@ -305,7 +340,6 @@ def main() -> None:
                 study(bench, results, options.study.split(","), setting)
         else:
             sweep(bench, results, budgets, polishes)
-            options.out.with_name(f"embedding-{name}.svg").write_text(plot(results.rows, name))
 
 
 def parse() -> argparse.Namespace:
@@ -322,7 +356,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no row after so many")
     parser.add_argument("--out", type=Path, default=RESULTS)
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--study", help="of texts, domain, draws, loss and recipe, at 50%%")
+    every = ",".join(STUDIES)
+    what.add_argument("--study", nargs="?", const=every, help=f"at 50%%: {every}; also direction, recipe")
     what.add_argument("--latency", action="store_true", help="time one query on this CPU")
     return parser.parse_args()
 

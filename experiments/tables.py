@@ -1,4 +1,4 @@
-"""Put the kept results into the documentation, between their marks: `python experiments/tables.py`.
+"""Put the kept results into the documentation, between their marks and as pictures: `python experiments/tables.py`.
 
 The figures come from `experiments/results` and `benchmarks/results`, written by the commands named beside each table.
 """
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from lm import table as lm_table
+
+from shearling.report.charts import Level, Point, Series, chart
 
 ROOT = Path(__file__).resolve().parent.parent
 EXPERIMENTS, BENCHMARKS = ROOT / "experiments" / "results", ROOT / "benchmarks" / "results"
@@ -108,26 +110,72 @@ def real_models(task: str) -> str:
 
 
 def search() -> str:
-    """A line per model, budget and polish: both searches in both modes, similarity, and the speed of one query."""
-    rows: list[Row] = read(EMBEDDING_ROWS)
-    speeds = {(r["model"], r["flops"]): f"{r['ratio']:.2f}x" for r in rows if r["study"] == "latency"}
-    exams = [name for name in SEARCHES if any(name in r for r in rows)]
+    """A line per model, budget and polish: both searches in both modes, and similarity."""
+    lines = [[r["model"], f"{r['flops']:.0%}", *polished(r), *scores(r)] for r in embedding_rows("budget")]
+    return markdown(["model", "FLOPs", "polish", "passes", *SEARCHES.values()], lines)
+
+
+def studies() -> str:
+    """A line per setting of every study, all at one budget."""
+    names = {
+        "texts": "number of texts", "domain": "kind of texts", "lengths": "powers of a text's length",
+        "draws": "draws of the loss", "loss": "loss of polish", "direction": "loss of measuring",
+    }  # fmt: skip
     lines = []
-    for r in rows:
-        if r["study"] == "budget":
-            scores = (f"{r[name]:.1f}" if name in r else "-" for name in exams)
-            speed = speeds.get((r["model"], r["flops"]), "-")
-            polish = ", ".join(filter(None, [r.get("polish", "-"), r.get("recipe")]))
-            lines.append([r["model"], f"{r['flops']:.0%}", polish, r.get("passes", "-"), *scores, speed])
-    return markdown(["model", "FLOPs", "polish", "passes", *(SEARCHES[name] for name in exams), "one query"], lines)
+    for r in embedding_rows(*names):
+        setting = {
+            "texts": f"{r['texts']:,}", "domain": f"{r['texts']:,} of {r.get('domain')}",
+            "draws": f"{r.get('draws')}, seed {r.get('seed')}", "loss": r.get("recipe"), "direction": "not normalised",
+            "lengths": "{:g} in measuring, {:g} in refitting".format(*r.get("powers", (0, 0))),
+        }[r["study"]]  # fmt: skip
+        cosine = f"{r['cosine']:.1f}" if "cosine" in r else "-"
+        lines.append([names[r["study"]], setting, *polished(r, all_recipes=r["study"] != "loss"), cosine, *scores(r)])
+    return markdown(["study", "setting", "polish", "passes", "mean cosine", *SEARCHES.values()], lines)
 
 
-def texts() -> str:
-    """What the number of texts is worth, at one budget."""
-    rows = [r for r in read(EMBEDDING_ROWS) if r["study"] == "texts"]
-    exams = [name for name in SEARCHES if any(name in r for r in rows)]
-    lines = [[f"{r['texts']:,}", f"{r['cosine']:.1f}", *(f"{r[name]:.1f}" for name in exams)] for r in rows]
-    return markdown(["texts", "mean cosine", *(SEARCHES[name] for name in exams)], lines)
+def one_query() -> str:
+    """How many times faster one query is than with the dense model, whose time is in brackets."""
+    lines = []
+    for r in embedding_rows("latency"):
+        ratios = [
+            f"{r[f'{name}ratio']:.2f}x ({r[f'{name}dense_ms']:.1f} ms)" if f"{name}ratio" in r else "-"
+            for name in ("", "onnx_")
+        ]
+        lines.append([r["model"], f"{r['flops']:.0%}", r["tokens"], r["threads"], *ratios])
+    return markdown(["model", "FLOPs", "tokens", "threads", "PyTorch", "ONNX Runtime"], lines)
+
+
+def embedding_rows(*studies: str) -> list[Row]:
+    """The kept rows of these studies, study by study."""
+    rows: list[Row] = read(EMBEDDING_ROWS)
+    return [row for study in studies for row in rows if row["study"] == study]
+
+
+def scores(row: Row) -> list[str]:
+    return [f"{row[name]:.1f}" if name in row else "-" for name in SEARCHES]
+
+
+def polished(row: Row, *, all_recipes: bool = True) -> list[object]:
+    """How a model was polished: the setting with its recipe, unless that is the usual one, and the passes done."""
+    words = [row.get("polish", "-"), row.get("recipe") if all_recipes else None]
+    return [", ".join(filter(None, words)), row.get("passes", "-")]
+
+
+def search_pictures() -> dict[str, str]:
+    """By model, a chart of R@1 on XQuAD against the budget, in both modes; of every budget the row polished longest."""
+    modes = {"on the dense index": "xquad, dense index", "on its own index": "xquad"}
+    found = {}
+    for model in dict.fromkeys(row["model"] for row in embedding_rows("budget")):
+        rows = [row for row in embedding_rows("budget") if row["model"] == model]
+        dense = next(row["xquad"] for row in rows if row["flops"] == 1)
+        rows.sort(key=lambda row: (row.get("polish") == "auto", row.get("passes", 0)))
+        best = {row["flops"]: row for row in rows}
+        series = [Series(label, [Point(f, row[key]) for f, row in best.items()]) for label, key in modes.items()]
+        found[model] = chart(
+            series, levels=[Level(dense, f"dense {dense:.1f}", strong=True), Level(dense - 1, "1 point below")],
+            title=model, x_label="FLOPs of the layers, of dense", y_label="R@1, XQuAD", x_format="{:.0%}".format,
+        )  # fmt: skip
+    return found
 
 
 def rivals() -> str:
@@ -231,7 +279,8 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "growth": ("docs/performance.md", growth),
     "rivals": ("docs/results.md", rivals),
     "search": ("docs/results.md", search),
-    "texts": ("docs/results.md", texts),
+    "studies": ("docs/results.md", studies),
+    "one_query": ("docs/results.md", one_query),
     "deploy": ("docs/results.md", deploy),
 }
 
@@ -251,6 +300,8 @@ def put(page: str, name: str, text: str) -> None:
 def main() -> None:
     for name, (page, make) in SECTIONS.items():
         put(page, name, make())
+    for model, picture in search_pictures().items():
+        (ROOT / "docs" / "images" / f"search-{model}.svg").write_text(picture, encoding="utf-8")
 
 
 if __name__ == "__main__":

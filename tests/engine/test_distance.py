@@ -80,4 +80,6 @@ def test_embeddings_by_distance_and_similarity() -> None:
     for unit in (1, 100):  # in other units, the distance is the same
         scale = output_scale(CLASSES, {"embedding": unit * t})
         assert distance(CLASSES, "embedding", unit * s, unit * t, scale) == pytest.approx(apart + within, rel=1e-4)
+    alone = output_distance(CLASSES, {"embedding": s}, {"embedding": t}, BATCH, torch.tensor(size), similarities=0.0)
+    assert float(alone) == pytest.approx(apart, rel=1e-4)
     assert distance(CLASSES, "embedding", t, t) == 0

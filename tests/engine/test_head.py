@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from shearling.engine.head import Head, head_of
+from families import tiny_model
+from shearling.engine.head import Head, gives_embeddings, head_of
+from tiny import model_of
 
 
 @pytest.mark.parametrize(
@@ -29,3 +31,9 @@ def test_every_head(outputs: dict[str, Any], problem: str | None, head: Head) ->
     assert head_of(tensors, SimpleNamespace(problem_type=problem)) == head
     if problem is None:
         assert head_of(tensors) == head
+
+
+def test_a_model_without_a_head_gives_embeddings() -> None:
+    assert gives_embeddings(model_of("bert", ""))
+    assert not gives_embeddings(model_of("bert"))
+    assert not any(gives_embeddings(tiny_model(name)) for name in ("gpt2", "t5"))  # T5 is its own base model

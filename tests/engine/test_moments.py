@@ -37,6 +37,15 @@ def test_sums_do_not_depend_on_how_the_tokens_come(tokens: int, n: int, out: int
         assert int(found.count) == tokens
 
 
+def test_weights_are_tokens_that_come_several_times() -> None:
+    h, y, times = draw(6, 4), draw(6, 3, seed=1), torch.tensor([1, 4, 0, 9, 1, 4])
+    found = Moments.zeros(4, 3, h)
+    found.add(h, y, times.float())
+    expected = moments_of(h.repeat_interleave(times, 0), y.repeat_interleave(times, 0))
+    for name, value in vars(expected).items():
+        torch.testing.assert_close(getattr(found, name), value, msg=name)
+
+
 def test_with_bias_is_the_gram_matrix_with_a_column_of_ones() -> None:
     h, y = draw(20, 4), draw(20, 3, seed=1)
     wide = torch.cat([h, torch.ones(20, 1, dtype=h.dtype)], 1)

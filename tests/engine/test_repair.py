@@ -46,7 +46,7 @@ def probe(model: nn.Module, sublayer: Sublayer, inputs: dict[str, Tensor]) -> tu
 
 
 def expected_moments(
-    teacher: Structure, student: Structure, number: int, sample: list[Batch]
+    teacher: Structure, student: Structure, number: int, sample: list[Batch], power: float = 0.0
 ) -> tuple[Moments, Moments]:
     """From whole forward passes of both models, one example at a time, padding cut off."""
     dense, pruned = teacher.sublayers[number], student.sublayers[number]
@@ -59,7 +59,8 @@ def expected_moments(
             x_t, _, o_t = probe(teacher.model, dense, example.inputs)
             x_s, h_s, _ = probe(student.model, pruned, example.inputs)
             moments = held_out if int(example.indices) % 8 == 7 else fit
-            moments.add(h_s[0, :length], (o_t + x_t - x_s)[0, :length])
+            weights = torch.full((length,), float(length)) ** -power if power else None
+            moments.add(h_s[0, :length], (o_t + x_t - x_s)[0, :length], weights)
     return fit, held_out
 
 
@@ -69,18 +70,18 @@ def close(found: Moments, expected: Moments) -> None:
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert"])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_moments_are_those_of_full_forward_passes(family: str, attention: str) -> None:
+@pytest.mark.parametrize(("attention", "power"), [("eager", 0.0), ("sdpa", 0.0), ("sdpa", 1.0)])
+def test_moments_are_those_of_full_forward_passes(family: str, attention: str, power: float) -> None:
     model = model_of(family, attn_implementation=attention).double()
     teacher = structure_of(model)
     kept = [torch.arange(0, s.units, 2) for s in teacher.sublayers]
     student = structure_of(shrink(model, kept))
     sample = as_run(batches_of(2, 5))
     seen: list[str] = []
-    with damaged_sublayers(teacher, student, sample) as places:
+    with damaged_sublayers(teacher, student, sample, power=power) as places:
         for number, place in enumerate(places):
             seen.append(place.sublayer.name)
-            fit, held_out = expected_moments(teacher, student, number, sample)
+            fit, held_out = expected_moments(teacher, student, number, sample, power)
             close(place.fit, fit)
             close(place.held_out, held_out)
             # What follows must see the repaired sublayer.

@@ -12,6 +12,7 @@ import pytest
 from transformers import BertModel
 
 from data.tiny import WORDS, bert_config, bert_tokenizer, build
+from shearling.models.pooling import Pooling, set_pooling
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 
@@ -43,9 +44,19 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     for seed, name in enumerate(("stsb.train", "stsb.dev")):
         one, other = sentences(40, 20 + seed), sentences(40, 30 + seed)
         write(tmp_path / f"{name}.jsonl", sentence1=one, sentence2=other, label=[i / 8 for i in range(40)])
-    for name, value in {"SAMPLES": 48, "SIZES": (32,), "DRAWS": (2,), "DOMAINS": ("questions",)}.items():
+    lines = [" . ".join(sentences(4, 40 + seed)) for seed in range(20)]
+    (tmp_path / "wikitext2.valid.txt").write_text("\n\n".join(lines))
+    small = {
+        "SAMPLES": 48,
+        "SIZES": (32,),
+        "DRAWS": (2,),
+        "DOMAINS": ("questions", "wikitext"),
+        "POWERS": ([2.0, 1.0],),
+    }
+    for name in ("LOSSES", "RECIPES"):
+        small[name] = dict(list(getattr(embedding, name).items())[:1])
+    for name, value in small.items():
         monkeypatch.setattr(embedding, name, value)
-    monkeypatch.setattr(embedding, "RECIPES", {"no noise": embedding.RECIPES["no noise"]})
 
     def run(*options: str) -> list[dict[str, Any]]:
         out = tmp_path / "rows.json"
@@ -66,20 +77,43 @@ def test_budgets_and_their_table(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_
     exams = {"xquad", "xquad, dense index", "squad", "squad, dense index", "stsb"}
     assert all(exams <= row.keys() for row in rows)
     assert rows[0]["xquad"] == rows[0]["xquad, dense index"]
-    assert "<svg" in (tmp_path / "embedding-tiny.svg").read_text()
     assert run("--polish", "off,2,auto") == rows  # seconds included: nothing was made again
     monkeypatch.setattr(tables, "EMBEDDING_ROWS", tmp_path / "rows.json")
     lines = tables.search().splitlines()
     assert len(lines) == 2 + 4
     assert lines[3].startswith("| tiny | 50% | off |")
+    picture = tables.search_pictures()["tiny"]
+    assert all(word in picture for word in ("tiny", "dense index", f"dense {rows[0]['xquad']:.1f}"))
 
 
-def test_studies(run: Any) -> None:
-    rows = run("--study", "texts,domain,draws,loss,recipe", "--polish", "1", "--exams", "xquad")
-    assert [row["study"] for row in rows] == ["texts", "domain", "draws", "draws", "loss", "recipe"]
+def test_studies_and_their_table(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rows = run("--polish", "1", "--exams", "xquad", "--study")
+    assert [row["study"] for row in rows] == ["texts", "domain", "domain", "lengths", "draws", "draws", "loss"]
     assert all(row["passes"] == 1 and "stsb" not in row for row in rows)
+    assert rows[2]["texts"] == 48
+    assert [row["study"] for row in run("--polish", "1", "--study", "direction,recipe")[7:]] == ["direction", "recipe"]
+    monkeypatch.setattr(tables, "EMBEDDING_ROWS", tmp_path / "rows.json")
+    settings = [line.split(" | ")[1] for line in tables.studies().splitlines()[2:]]
+    assert settings == [
+        "32", "40 of questions", "48 of wikitext", "2 in measuring, 1 in refitting", "2, seed 0", "2, seed 1",
+        "distance of the embeddings", "not normalised",
+    ]  # fmt: skip
 
 
-def test_latency(run: Any) -> None:
+def test_questions_carry_the_prompt_of_queries(tmp_path: Path) -> None:
+    model = build(BertModel, bert_config())
+    set_pooling(model, Pooling(prompts={"query": "find: "}))
+    write(tmp_path / "squad_v2.train.jsonl", context=["some text"], question=["what?"])
+    write(tmp_path / "stsb.train.jsonl", sentence1=["one"], sentence2=["two"])
+    bench = object.__new__(embedding.Bench)
+    bench.model, bench.data = model, tmp_path
+    assert bench.kinds() == {"paragraphs": ["some text"], "questions": ["find: what?"], "sentences": ["one", "two"]}
+
+
+def test_latency(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="the ONNX tests need shearling[export]")
     (row,) = run("--latency")
-    assert row["ratio"] == pytest.approx(row["dense_ms"] / row["pruned_ms"], rel=0.05)
+    for name in ("", "onnx_"):
+        assert row[f"{name}ratio"] == pytest.approx(row[f"{name}dense_ms"] / row[f"{name}pruned_ms"], rel=0.05)
+    monkeypatch.setattr(tables, "EMBEDDING_ROWS", tmp_path / "rows.json")
+    assert f"{row['onnx_ratio']:.2f}x" in tables.one_query()

@@ -56,6 +56,19 @@ def test_the_file_is_the_model_at_any_batch_and_length(pruned: Path, onnx_file: 
         np.testing.assert_allclose(run(inputs)["logits"], expected.numpy(), atol=1e-4)
 
 
+def test_attention_is_written_without_detours(pruned: Path, tmp_path: Path) -> None:
+    needs_onnx()
+    import onnx
+
+    model = load_model(str(pruned), device="cpu")
+    before = model.config._attn_implementation
+    inputs = inputs_of(batches_of(1, 2, 8)[0])
+    FORMATS["onnx"].write(Job(model, inputs, ["logits"], tmp_path / "model.onnx"))
+    nodes = [node.op_type for node in onnx.load(str(tmp_path / "model.onnx")).graph.node]
+    assert not {"IsNaN", "Slice"} & set(nodes[nodes.index("Softmax") :])
+    assert before == model.config._attn_implementation == "sdpa"
+
+
 def test_it_reports_the_difference_and_the_dense_model(onnx_file: tuple[Path, dict[str, Any]], dense: Path) -> None:
     out, said = onnx_file
     assert [p.name for p in out.parent.iterdir()] == ["model.onnx"]

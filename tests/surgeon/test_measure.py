@@ -26,16 +26,17 @@ HEADS = {
 }
 
 
-def reference(model: Any, sample: list[Batch], *, labels: bool) -> list[tuple[Tensor, Tensor]]:
+def reference(model: Any, sample: list[Batch], *, labels: bool, power: float = 0.0) -> list[tuple[Tensor, Tensor]]:
     """Every example on its own, without its padding; gradients of every output by autograd.grad."""
     structure = structure_of(model)
     sums: list[list[Tensor]] = [[torch.zeros(()), torch.zeros(())] for _ in structure.sublayers]
-    tokens = 0
+    tokens, weights = 0, 0.0
     for batch in sample:
         for i in range(len(batch)):
             example = batch.pick(torch.tensor([i]))
             length = int(example.inputs["attention_mask"].sum())
             tokens += length
+            weights += length * length**-power
             inputs, outputs, handles = [], [], []
             for sublayer in structure.sublayers:
                 handles.append(
@@ -48,9 +49,9 @@ def reference(model: Any, sample: list[Batch], *, labels: bool) -> list[tuple[Te
                 handle.remove()
             loss = label_losses(model, found, example) if labels else sampled_losses(model, found, example, 7)
             for total, h, g in zip(sums, inputs, torch.autograd.grad(loss.sum(), outputs), strict=True):
-                total[0] = total[0] + h[0, :length].T @ h[0, :length]
+                total[0] = total[0] + length**-power * h[0, :length].T @ h[0, :length]
                 total[1] = total[1] + g[0, :length].T @ g[0, :length]
-    return [(a / tokens, g / tokens) for a, g in sums]
+    return [(a / weights, g / tokens) for a, g in sums]
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -63,6 +64,16 @@ def test_equals_a_loop_over_single_examples(head: str) -> None:
         for c, (A, G) in zip(found, reference(model, sample, labels=labels), strict=True):
             torch.testing.assert_close(c.A, A.detach(), rtol=1e-6, atol=1e-10)
             torch.testing.assert_close(c.G, G, rtol=1e-4, atol=1e-9)  # losses are worked out in single precision
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_tokens_of_long_texts_count_less(power: float) -> None:
+    model = model_of("bert", "").double()
+    sample = as_run(batches_of(2, 3, labels="none"))
+    found = measure(structure_of(model), sample, seed=7, power=power)
+    for c, (A, G) in zip(found, reference(model, sample, labels=False, power=power), strict=True):
+        torch.testing.assert_close(c.A, A.detach(), rtol=1e-5, atol=1e-8)  # weights in single precision
+        torch.testing.assert_close(c.G, G, rtol=1e-4, atol=1e-9)
 
 
 def test_labels_that_are_not_there_are_asked_for() -> None:

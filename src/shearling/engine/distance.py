@@ -32,14 +32,23 @@ def compared(model: Any, outputs: Any, batch: Batch) -> dict[str, Tensor]:
 
 
 def output_distance(
-    config: Any, student: Mapping[str, Tensor], teacher: Mapping[str, Tensor], batch: Batch, scale: Tensor
+    config: Any,
+    student: Mapping[str, Tensor],
+    teacher: Mapping[str, Tensor],
+    batch: Batch,
+    scale: Tensor,
+    *,
+    similarities: float = 1.0,
 ) -> Tensor:
-    """A scalar, 0 where the outputs are equal: the mean over the batch. `scale` comes from `output_scale`."""
+    """A scalar, 0 where the outputs are equal: the mean over the batch. `scale` comes from `output_scale`.
+
+    similarities  their weight beside the distance of embeddings
+    """
     found = {name: value.float() for name, value in student.items()}
     wanted = {name: value.to(found[name]) for name, value in teacher.items()}
     head = head_of(found, config)
     if head == "embedding":
-        return _embedding_distance(found["embedding"], wanted["embedding"], scale)
+        return _embedding_distance(found["embedding"], wanted["embedding"], scale, similarities)
     if head == "span":
         return torch.stack([_span_distance(found[end], wanted[end], batch) for end in ENDS]).sum()
     logits, target = found["logits"], wanted["logits"]
@@ -91,6 +100,6 @@ def _span_distance(logits: Tensor, target: Tensor, batch: Batch) -> Tensor:
     return divergence(logits, target).mean()
 
 
-def _embedding_distance(found: Tensor, wanted: Tensor, scale: Tensor) -> Tensor:
+def _embedding_distance(found: Tensor, wanted: Tensor, scale: Tensor, similarities: float) -> Tensor:
     distance = (found - wanted).square().sum(-1).mean() / scale
-    return distance + (found @ found.T - wanted @ wanted.T).square().mean() / scale.square()
+    return distance + similarities * (found @ found.T - wanted @ wanted.T).square().mean() / scale.square()

@@ -41,6 +41,7 @@ class Recipe:
     rate      of AdamW, after a short warm-up and before a linear decay to zero
     examples  in a batch
     hidden    weight of the hidden states beside the outputs; None: ten, but one beside embeddings, which tell more
+    similarities  weight of the similarities within a batch beside the distance of embeddings
     warm_up   share of the steps
     noise     share of the tokens that those of other examples take the place of, anew every few passes; the teacher
               says what becomes of them, so the student sees more of its function than the sample alone shows
@@ -49,6 +50,7 @@ class Recipe:
     rate: float = 3e-4
     examples: int = 64
     hidden: float | None = None
+    similarities: float = 1.0
     warm_up: float = 0.05
     noise: float = 0.1
     precision: Precision = "tf32"  # the student's weights are small: casting them to bfloat16 costs more than it saves
@@ -157,7 +159,9 @@ class Distiller:
         """A scalar: distance of the outputs, and of the hidden states."""
         batch = bucket.pick(rows)
         wanted, found = bucket.wanted(rows, batch), self.student(batch)
-        distance = output_distance(self.config, found.outputs, wanted.outputs, batch, self.scale)
+        distance = output_distance(
+            self.config, found.outputs, wanted.outputs, batch, self.scale, similarities=self.recipe.similarities
+        )
         weight = self.hidden_weight(wanted.outputs)
         return distance if not weight else distance + weight * self.hidden_loss(found, wanted, bucket.real_tokens(rows))
 

@@ -32,3 +32,8 @@ def head_of(outputs: Mapping[str, Any], config: Any = None) -> Head:
 def predicts_next_token(model: Any) -> bool:
     """Whether the model is a causal language model."""
     return bool(model.can_generate()) and not getattr(model.config, "is_encoder_decoder", False)
+
+
+def gives_embeddings(model: Any) -> bool:
+    """Whether the model has no head, so that what it puts out is pooled."""
+    return model.base_model is model and not model.can_generate()

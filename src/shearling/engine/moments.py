@@ -16,6 +16,11 @@ from shearling.engine.distributed import add_up
 from shearling.engine.precision import add_gram_and_cross_
 
 
+def scaled(rows: Tensor, factors: Tensor) -> Tensor:
+    """[t, n], every row times its factor [t], in the precision of the rows."""
+    return rows * factors.to(rows.dtype)[:, None]
+
+
 @dataclass
 class Moments:
     """Sums over tokens; `ones` stands for the column of the bias."""
@@ -25,7 +30,7 @@ class Moments:
     h_sum: Tensor  # [n]
     y_sum: Tensor  # [D]
     y_squared: Tensor  # sum of y^2, a scalar
-    count: Tensor  # tokens, a scalar
+    count: Tensor  # tokens, or the sum of their weights, a scalar
 
     @staticmethod
     def zeros(n: int, out: int, like: Tensor) -> Moments:
@@ -38,14 +43,17 @@ class Moments:
         wide = torch.float64
         return Moments(zero(n, n), zero(n, out), zero(n), zero(out), zero(dtype=wide), zero(dtype=wide))
 
-    def add(self, h: Tensor, y: Tensor) -> None:
-        """Take in some tokens: h [t, n], y [t, D]."""
+    def add(self, h: Tensor, y: Tensor, weights: Tensor | None = None) -> None:
+        """Take in some tokens: h [t, n], y [t, D]; each counts once, or as much as its weight [t] says."""
         dtype = self.gram.dtype
+        roots = None if weights is None else weights.sqrt().to(h.dtype).to(dtype)  # rounded alike in all sums
+        if roots is not None:
+            h, y = scaled(h, roots), scaled(y, roots)
         add_gram_and_cross_(self.gram, self.cross, h, y)
-        self.h_sum += h.sum(0, dtype=dtype)
-        self.y_sum += y.sum(0, dtype=dtype)
+        for total, rows in ((self.h_sum, h), (self.y_sum, y)):
+            total += rows.sum(0, dtype=dtype) if roots is None else roots @ rows.to(dtype)
         self.y_squared += y.to(dtype).square().sum()
-        self.count += len(h)
+        self.count += len(h) if roots is None else roots.square().sum()
 
     def __add__(self, other: Moments) -> Moments:
         mine, theirs = self._all(), other._all()
@@ -75,4 +83,4 @@ class Moments:
         full = torch.cat([weight.double(), edge[:, None]], 1)  # [D, n + 1]
         total = ((full @ gram) * full).sum() - 2 * (full * cross.T).sum() + self.y_squared
         # A difference of large sums: where the fit is perfect, rounding may dip below zero.
-        return float(total.clamp_min(0) / self.count.clamp_min(1))
+        return float(total.clamp_min(0) / self.count.clamp_min(1e-30))

@@ -48,6 +48,7 @@ def damaged_sublayers(
     precision: Precision = "float32",
     progress: Progress = silent,
     states: TeacherStates | None = None,
+    power: float = 0.0,
 ) -> Iterator[Iterator[Damaged]]:
     """The places to repair, one after another: what follows sees the sublayer as it was left.
 
@@ -57,6 +58,7 @@ def damaged_sublayers(
 
     realign  stop on the way into the units too, where the inputs can be changed
     states   of the teacher, kept from one call to the next over the same batches
+    power    a token of an example of n tokens counts n ** -power: with 1, examples count alike, however long
 
     Sublayers before the first that lost a unit see no error and lost nothing: they are passed over. Where whole layers
     are gone, the layer that follows is repaired against its own teacher, and so takes over what they added to the
@@ -66,7 +68,7 @@ def damaged_sublayers(
         here = [batch.held_out_last().to(device_of(teacher.model)) for batch in batches]
         if states is not None:
             states.start(here)
-        yield _places(teacher, student, here, realign, precision, progress, states)
+        yield _places(teacher, student, here, realign, precision, progress, states, power)
 
 
 def _places(
@@ -77,6 +79,7 @@ def _places(
     precision: Precision,
     progress: Progress,
     states: TeacherStates | None,
+    power: float,
 ) -> Iterator[Damaged]:
     total = len(teacher.sublayers)
     done, damaged = 0, False
@@ -99,7 +102,7 @@ def _places(
                 continue
             sublayers = pruned.sublayers[at]
             for part, sublayer in enumerate(sublayers):
-                pair = kind(dense, pruned, (number, depth, part), at, run_t, run_s, batches, states)
+                pair = kind(dense, pruned, (number, depth, part), at, run_t, run_s, batches, states, power)
                 if realign and sublayer.foldable and sublayer.units:
                     yield Damaged(sublayer, True, *pair.into_units())
                 last = part == len(sublayers) - 1
@@ -152,6 +155,7 @@ class _Pair:
 
     place  its stack, its layer in the dense model's stack, and its part of the layer
     at     its layer in the student's stack
+    power  a token of an example of n tokens counts n ** -power
     """
 
     dense: Stack
@@ -162,6 +166,7 @@ class _Pair:
     run_s: LayerwiseRun
     batches: Sequence[Batch]
     states: TeacherStates | None = None
+    power: float = 0.0
 
     @property
     def depth(self) -> int:
@@ -234,8 +239,10 @@ class _Pair:
         for number, batch in enumerate(self.batches):
             for given, wanted in pairs(number):
                 for moments, share in shares:
-                    rows = self.pruned.rows(batch, given.shape[:2], share)
-                    moments.add(flat(given, rows), flat(wanted, rows))
+                    shape = given.shape[:2]
+                    rows = self.pruned.rows(batch, shape, share)
+                    weights = self.pruned.weights(batch, shape, self.power, share) if self.power else None
+                    moments.add(flat(given, rows), flat(wanted, rows), weights)
         fit.add_up()
         held_out.add_up()
         return fit, held_out

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,8 @@ def write(job: Job) -> None:
     import torch
 
     name = type(job.model).__name__
-    program = capture(job.typed_model(), job.inputs)
+    with plain_attention(job.typed_model()) as model:
+        program = capture(model, job.inputs)
     with hushed():
         try:
             result = torch.onnx.export(
@@ -49,6 +51,24 @@ def write(job: Job) -> None:
             quantise_dynamic(plain, job.path)
         for file in job.path.parent.glob("float32.onnx*"):
             file.unlink()
+
+
+@contextmanager
+def plain_attention(model: Any) -> Iterator[Any]:
+    """The model with attention as two products and a softmax, as before on the way out.
+
+    torch's fused attention becomes twelve nodes a layer more in ONNX, most of which work out shapes: for a short text
+    they take longer than attention itself.
+    """
+    configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "set_attn_implementation")}
+    before = {key: config._attn_implementation for key, config in configs.items()}
+    try:
+        for config in configs.values():
+            config._attn_implementation = "eager"
+        yield model
+    finally:
+        for key, config in configs.items():  # the outer ones first: they set those within, too
+            config._attn_implementation = before[key]
 
 
 def _without_traces(model: Any) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from shearling.engine.head import gives_embeddings
 from shearling.engine.hooks import device_of
 from shearling.errors import InputError
 
@@ -54,8 +55,7 @@ def checked_samples(samples: object, most: int = MOST_SAMPLES) -> int:
 
 def most_examples(model: Any) -> int:
     """What "auto" takes at most of this model's data, where the method has no number of its own."""
-    embeds = model.base_model is model  # no head
-    return MOST_TEXTS if embeds and device_of(model).type == "cuda" else MOST_SAMPLES
+    return MOST_TEXTS if gives_embeddings(model) and device_of(model).type == "cuda" else MOST_SAMPLES
 
 
 def checked_shape(shape: object) -> Shape:

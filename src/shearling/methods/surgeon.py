@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shearling.costs import Limit
-from shearling.engine.head import predicts_next_token
+from shearling.engine.head import gives_embeddings, predicts_next_token
 from shearling.engine.hooks import device_of
 from shearling.engine.memory import batches_that_fit, logits_per_token
 from shearling.engine.noise import with_random_tokens
@@ -35,6 +35,9 @@ from shearling.surgeon.refit import RIDGE, refit
 FEWEST = 512  # examples of a first look
 TOKENS_PER_COLUMN = 4  # of the widest output projection: a fit with fewer follows the noise
 NOISE = 0.3  # of a language model's tokens
+# Embedding models: a token of a text of n tokens counts n ** -power. It moves the pooled embedding by about 1 / n, and
+# the square of that is its share in the curvature; in the refit, texts count alike.
+MEASURED, REFITTED = 2.0, 1.0
 SETTLED = 0.01  # nats an example: below this estimated loss, more examples change nothing that can be measured
 
 
@@ -100,6 +103,7 @@ class Surgeon(Method):
                         self._shown(structure, batches),
                         seed=seed,
                         labels=self.labels,
+                        power=MEASURED if gives_embeddings(structure.model) else 0.0,
                         precision=self.precision,
                         progress=progress,
                     )
@@ -194,6 +198,7 @@ class Surgeon(Method):
                 precision=self.precision,
                 progress=progress,
                 states=states,
+                power=REFITTED if gives_embeddings(teacher.model) else 0.0,
             ) as places,
         ):
             for place in places:

@@ -70,6 +70,19 @@ class Stack:
         rows = (chosen if real is None else chosen & real).flatten().nonzero().flatten()
         return rows.to(next(iter(batch.inputs.values())).device, non_blocking=True)
 
+    def weights(self, batch: Batch, shape: torch.Size, power: float, part: Share = "all") -> Tensor:
+        """[tokens], for those that `rows` gives: n ** -power in an example of n real tokens."""
+        key = ("weights", self.row.layers, shape, power, part)
+        if key not in batch.remembered:
+            real = self.real_tokens(batch, shape)
+            lengths = torch.full(shape[:1], shape[1]) if real is None else real.sum(1).clamp_min(1)
+            rows = self.rows(batch, shape, part)
+            every = (lengths.float() ** -power).repeat_interleave(shape[1])
+            weights = every[rows if isinstance(rows, slice) else rows.cpu()]
+            batch.remembered[key] = weights.to(next(iter(batch.inputs.values())).device, non_blocking=True)
+        found: Tensor = batch.remembered[key]
+        return found
+
     def mask_of(self, batch: Batch) -> str:
         """The input that marks the padding of these layers. A decoder without inputs of its own uses the encoder's."""
         own = self.row.mask in batch.inputs or "decoder_input_ids" in batch.inputs

@@ -17,6 +17,7 @@ from shearling.engine.distributed import add_up
 from shearling.engine.hooks import by_example, device_of, differentiable, flat, frozen, run, watched
 from shearling.engine.losses import check_finite, example_losses
 from shearling.engine.memory import free_bytes
+from shearling.engine.moments import scaled
 from shearling.engine.precision import Precision, add_gram_, kernels
 from shearling.engine.progress import Progress, silent
 from shearling.engine.recompute import is_too_much, recomputed
@@ -41,15 +42,20 @@ def measure(
     *,
     seed: int = 0,
     labels: bool = False,
+    power: float = 0.0,
     precision: Precision = "float32",
     progress: Progress = silent,
 ) -> list[Curvature]:
-    """A and G of every sublayer. The loss is sampled from the model itself unless `labels` are to be used."""
+    """A and G of every sublayer. The loss is sampled from the model itself unless `labels` are to be used.
+
+    power  in A, a token of an example of n tokens counts n ** -power
+    """
     model, sublayers = structure.model, structure.sublayers
     stacks = [stack for stack in structure.stacks for layer in stack.sublayers for _ in layer]
     host = not _room(structure)
     found = [_empty(s.weight.detach(), s.width, host) for s in sublayers]
     counts = [torch.zeros((), dtype=torch.float64, device=c.A.device) for c in found]
+    totals = [torch.zeros_like(count) for count in counts] if power else counts  # of the weights in A
     batch = batches[0]
     losses: list[Tensor] = []
     backwards = False  # layers may run again while gradients are computed: nothing is counted twice
@@ -58,9 +64,14 @@ def measure(
         if backwards:
             return
         h = by_example(h, len(batch))
-        rows = flat(h, stacks[number].rows(batch, h.shape[:2]))[:, : found[number].A.shape[0]]
-        add_gram_(found[number].A, rows)
+        stack, shape = stacks[number], h.shape[:2]
+        rows = flat(h, stack.rows(batch, shape))[:, : found[number].A.shape[0]]
         counts[number].add_(len(rows))
+        if power:
+            weights = stack.weights(batch, shape, power)
+            totals[number].add_(weights.sum())
+            rows = scaled(rows, weights.sqrt())
+        add_gram_(found[number].A, rows)
 
     def on_output(number: int, output: Tensor) -> None:
         def on_gradient(gradient: Tensor) -> None:
@@ -91,9 +102,9 @@ def measure(
             progress(done + 1, len(batches))
 
     check_finite(losses, batches)
-    add_up([t for c, n in zip(found, counts, strict=True) for t in (c.A, c.G, n)])
-    for curvature, count in zip(found, counts, strict=True):
-        curvature.A /= count
+    add_up([t for c in found for t in (c.A, c.G)] + counts + (totals if power else []))
+    for curvature, count, total in zip(found, counts, totals, strict=True):
+        curvature.A /= total
         curvature.G /= count
         curvature.tokens = float(count)
     return found

@@ -21,15 +21,16 @@ from shearling.engine.precision import Precision, kernels
 from shearling.sample.batch import Batch
 
 
-def between(teacher: nn.Module, student: nn.Module, batches: Sequence[Batch], precision: Precision) -> float:
-    """The mean over all examples."""
-    total = 0.0
+def between(teacher: nn.Module, student: nn.Module, batches: Sequence[Batch], precision: Precision) -> Tensor:
+    """[examples], on the host: of all examples, by their numbers."""
+    parts: list[Tensor] = []
     with frozen(teacher), frozen(student), torch.inference_mode(), kernels(precision):
         for batch in batches:
             here = batch.to(device_of(teacher))
             wanted, found = run(teacher, here, precision), run(student, here, precision)
-            total += float(of_examples(teacher, wanted, found, here).sum())
-    return total / sum(map(len, batches))
+            parts.append(of_examples(teacher, wanted, found, here).double().cpu())
+    order = torch.cat([batch.indices for batch in batches]).argsort()
+    return torch.cat(parts)[order]
 
 
 def of_examples(model: Any, wanted: Any, found: Any, batch: Batch) -> Tensor:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from shearling.engine.bridges import Map, divergences_without, layer_maps
 from shearling.engine.divergence import between
@@ -51,7 +52,7 @@ class LayerOrder:
     _found: list[Removal] = field(default_factory=list)
     _alone: dict[tuple[int, int], float] = field(default_factory=dict)  # the loss where only this layer goes
     _maps: list[list[Map]] = field(default_factory=list)
-    _losses: dict[tuple[Layers | None, tuple[int, ...]], float] = field(default_factory=dict)
+    _losses: dict[tuple[Layers | None, tuple[int, ...]], Tensor] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Removal]:
         """All layers first, then one less every time."""
@@ -79,8 +80,8 @@ class LayerOrder:
         self._found.append(Removal(layers, max(loss, self._found[-1].loss)))
         return True
 
-    def loss_of(self, cut: Cut) -> float:
-        """In nats an example, of the repaired model that a cut leaves; worked out once."""
+    def losses_of(self, cut: Cut) -> Tensor:
+        """[examples], in nats: of the repaired model that a cut leaves; worked out once."""
         shape = (cut.layers, tuple(map(len, cut.kept)))
         if shape not in self._losses:
             dense, precision = self.structure, self.method.precision

@@ -1,8 +1,8 @@
 """Stock shapes: one width, one number of heads and a number of layers, chosen together for the least loss.
 
-For a number of layers, the best width and heads are what the method's curves say. How many layers stay is tried: shapes
-are cut, repaired on a part of the sample and run (`layers.py`), from the depth that estimates favour to the one whose
-neighbours are no better.
+For a number of layers, the best width and heads are what the method's curves say. How many layers stay is tried:
+shapes are cut, repaired on a part of the sample and run (`layers.py`), beginning with the depth that estimates favour.
+Of those that differ by less than the examples can tell, the one with the fewest layers is taken: it is the fastest.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from shearling.costs import Limit, asked
 from shearling.engine.progress import Stages
@@ -26,6 +28,7 @@ from shearling.surgeon.allocate import Curve
 from shearling.surgeon.dials import turn
 
 HOPEFUL = 3.0  # times what curves say is about the loss of one width for all layers: where trials begin, no more
+NONE = torch.tensor([torch.inf])  # the losses of a shape that there is not
 
 
 @dataclass(frozen=True)
@@ -77,26 +80,37 @@ def choose_stock(
         while found(number) and shapes[number].least < shapes[best].expected:
             best = min(best, number, key=lambda i: shapes[i].expected)
             number += 1
-        best = _downhill(best, lambda i: order.loss_of(shapes[i].cut) if found(i) else np.inf)
+        best = _fewest(best, lambda i: order.losses_of(shapes[i].cut) if found(i) else NONE)
         told = {
             "layers": [list(stay) for stay in shapes[best].cut.layers or ()],
             "dials": [
                 {"kind": dial.kind, "count": count, "dense": dial.counts[-1]}
                 for dial, count in zip(dials, shapes[best].counts, strict=True)
             ],
-            "loss": order.loss_of(shapes[best].cut),
+            "loss": float(order.losses_of(shapes[best].cut).mean()),
             "uneven_loss": _uneven(method, evidence, structure, limits, order, multiple_of),
         }
     return Choice(shapes[best].cut, told)
 
 
-def _downhill(start: int, loss: Callable[[int], float]) -> int:
-    """The number with the least loss, by steps to one side or the other while they gain."""
-    at = start
-    for step in (1, -1):
-        while loss(at + step) < loss(at):
-            at += step
-    return at
+def _fewest(start: int, losses: Callable[[int], Tensor]) -> int:
+    """The highest number whose losses [examples] are within a standard error of the least, near the start."""
+    best = start
+    while _excess(losses(best - 1), losses(best))[0] < 0:
+        best -= 1
+    taken = best
+    while True:
+        more, error = _excess(losses(taken + 1), losses(best))
+        if not more <= error:
+            return taken
+        taken += 1
+        best = taken if more < 0 else best
+
+
+def _excess(losses: Tensor, others: Tensor) -> tuple[float, float]:
+    """The mean difference, example by example, and its standard error."""
+    each = losses - others
+    return float(each.mean()), float(each.std(correction=0)) / len(each) ** 0.5
 
 
 @dataclass(frozen=True)
@@ -181,4 +195,4 @@ def _uneven(
         kept = method.choose(evidence, structure, limits, multiple_of=multiple_of, stages=Stages(None))
     except ConstraintError:
         return None
-    return order.loss_of(Cut(kept))
+    return float(order.losses_of(Cut(kept)).mean())

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -69,7 +70,13 @@ RECIPES = {
     "rate 1e-3": Recipe(rate=1e-3),
     "batch 32": Recipe(examples=32),
 }
-POWERS = ([0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [2.0, 1.0])  # of a text's length, in measuring and in refitting
+POWERS = (
+    [0.0, 0.0],
+    [1.0, 0.5],
+    [2.0, 0.0],
+    [2.0, 0.5],
+    [2.0, 1.0],
+)  # of a text's length, in measuring and in refitting
 STUDIES = ("texts", "domain", "lengths", "draws", "loss")  # what `--study` alone runs; others by name
 KEYS = (
     "study",
@@ -235,12 +242,12 @@ class Once:
         return self.found
 
 
-def study(bench: Bench, results: Results, names: Sequence[str], setting: str) -> None:
+def study(bench: Bench, results: Results, names: Sequence[str], setting: str, flops: float) -> None:
     """At one budget: the texts, what long ones count, draws, the loss of measuring, loss and recipe of polish."""
-    common = {"model": bench.name, "flops": STUDY_FLOPS, "polish": setting}
+    common = {"model": bench.name, "flops": flops, "polish": setting}
 
     def add(keys: Row, plan: Callable[[], Plan]) -> None:
-        results.add(common | keys, lambda: bench.point(plan, STUDY_FLOPS, setting))
+        results.add(common | keys, lambda: bench.point(plan, flops, setting))
 
     if "texts" in names:
         for size in SIZES:
@@ -280,12 +287,13 @@ def by_recipe(bench: Bench, results: Results, common: Row, setting: str, recipes
     """One pruned model, polished by every recipe."""
     plan = Once(lambda: bench.plan(bench.texts(SAMPLES)))
     start: list[Any] = []
+    flops: float = common["flops"]
 
     def make(recipe: Recipe) -> Row:
-        start[:] = start or [prune(plan(), STUDY_FLOPS, "off").model]
+        start[:] = start or [prune(plan(), flops, "off").model]
         student = copy.deepcopy(start[0])
         teacher, sample = plan().structure, plan().sample
-        found = polish(teacher, structure_of(student), sample, polish_of(setting), share=STUDY_FLOPS, recipe=recipe)
+        found = polish(teacher, structure_of(student), sample, polish_of(setting), share=flops, recipe=recipe)
         return {"judge": [found.before, found.after], "passes": found.passes} | bench.score(student)
 
     for name, recipe in recipes.items():
@@ -329,15 +337,16 @@ def main() -> None:
     if options.threads:
         torch.set_num_threads(options.threads)
     results = Results(options.out, options.minutes)
-    polishes, budgets = options.polish.split(","), [float(word) for word in options.flops.split(",")]
+    usual = (STUDY_FLOPS,) if options.study else BUDGETS
+    polishes, budgets = options.polish.split(","), [float(word) for word in options.flops.split(",") if word] or usual
     for word in options.model:
         name, _, folder = word.partition("=")
         bench = Bench(name, folder, options)
         if options.latency:
             latency(bench, results, budgets)
         elif options.study:
-            for setting in polishes:
-                study(bench, results, options.study.split(","), setting)
+            for setting, flops in product(polishes, budgets):
+                study(bench, results, options.study.split(","), setting, flops)
         else:
             sweep(bench, results, budgets, polishes)
 
@@ -347,7 +356,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Prune embedding models and score them as their users would.")
     parser.add_argument("--model", action="append", required=True, help="NAME=DIRECTORY; may be given several times")
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--flops", default=",".join(map(str, BUDGETS)), help="budgets, comma-separated")
+    parser.add_argument("--flops", default="", help=f"budgets, comma-separated; else {BUDGETS}, a study {STUDY_FLOPS}")
     parser.add_argument("--polish", default="off,auto,20", help="settings of polish, comma-separated")
     parser.add_argument("--exams", default=",".join(EXAMS), help="of xquad, squad and stsb")
     parser.add_argument("--device", default="auto")
@@ -357,7 +366,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=RESULTS)
     what = parser.add_mutually_exclusive_group()
     every = ",".join(STUDIES)
-    what.add_argument("--study", nargs="?", const=every, help=f"at 50%%: {every}; also direction, recipe")
+    what.add_argument("--study", nargs="?", const=every, help=f"by default {every}; also direction, recipe")
     what.add_argument("--latency", action="store_true", help="time one query on this CPU")
     return parser.parse_args()
 

@@ -17,6 +17,7 @@ from shearling.report.charts import Level, Point, Series, chart
 ROOT = Path(__file__).resolve().parent.parent
 EXPERIMENTS, BENCHMARKS = ROOT / "experiments" / "results", ROOT / "benchmarks" / "results"
 EMBEDDING_ROWS = EXPERIMENTS / "embedding.json"
+STUDY_FLOPS = 0.5  # of the studies, unless a line says otherwise
 NOTABLE = 0.05  # a stage's share of the time
 SEARCHES = {
     "xquad, dense index": "XQuAD, dense index",
@@ -129,6 +130,7 @@ def studies() -> str:
             "lengths": "{:g} in measuring, {:g} in refitting".format(*r.get("powers", (0, 0))),
         }[r["study"]]  # fmt: skip
         cosine = f"{r['cosine']:.1f}" if "cosine" in r else "-"
+        setting = setting if r["flops"] == STUDY_FLOPS else f"{setting}, at {r['flops']:.0%}"
         lines.append([names[r["study"]], setting, *polished(r, all_recipes=r["study"] != "loss"), cosine, *scores(r)])
     return markdown(["study", "setting", "polish", "passes", "mean cosine", *SEARCHES.values()], lines)
 

@@ -1,0 +1,104 @@
+"""Time of one attention with units finer than heads against whole heads of the same FLOPs.
+
+    python experiments/finer_latency.py --out experiments/results/finer_latency.json
+
+Shapes of MiniLM-L6 (384 wide, heads of 32). Every layout of a line keeps the same number of value columns and of score
+dimensions in all, so its projections and products cost the same; what differs is over how many heads they are spread.
+Times are medians of turns taken by all layouts in one run, and printed as ratios to whole heads: above 1 is slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+HIDDEN, HEAD = 384, 32
+Sizes = Sequence[tuple[int, int]]  # of every head: (score dimensions, value columns)
+
+
+def layouts(heads: int) -> dict[str, list[Sizes]]:
+    """By name, the groups of heads that attend together; all keep heads x 32 dimensions and columns."""
+    total = heads * HEAD
+    level = total // 12  # twelve heads of one size
+    half = 6 * [(level // 2, level // 2)], 6 * [(level + level // 2, level + level // 2)]
+    return {
+        "whole heads": [heads * [(HEAD, HEAD)]],
+        "twelve heads of one size": [12 * [(level, level)]],
+        "two sizes, a call each": [*half],
+        "two sizes, padded": [12 * [half[1][0]]],
+    }
+
+
+class Attention(nn.Module):
+    """Projections, attention group by group, output projection."""
+
+    def __init__(self, groups: list[Sizes]) -> None:
+        super().__init__()
+        self.groups = groups
+        scores = sum(r for sizes in groups for r, _ in sizes)
+        columns = sum(c for sizes in groups for _, c in sizes)
+        self.query, self.key = nn.Linear(HIDDEN, scores), nn.Linear(HIDDEN, scores)
+        self.value, self.out = nn.Linear(HIDDEN, columns), nn.Linear(columns, HIDDEN)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.query(x), self.key(x), self.value(x)
+        found, at_score, at_column = [], 0, 0
+        for sizes in self.groups:
+            (rank, columns), count = sizes[0], len(sizes)
+            scores, values = count * rank, count * columns
+            mine = (
+                part[..., start : start + size].unflatten(-1, (count, -1)).transpose(1, 2)
+                for part, start, size in ((q, at_score, scores), (k, at_score, scores), (v, at_column, values))
+            )
+            heads = F.scaled_dot_product_attention(*mine, scale=HEAD**-0.5)
+            found.append(heads.transpose(1, 2).flatten(2))
+            at_score, at_column = at_score + scores, at_column + values
+        out: Tensor = self.out(found[0] if len(found) == 1 else torch.cat(found, -1))
+        return out
+
+
+def medians(modules: dict[str, nn.Module], x: Tensor, seconds: float) -> dict[str, float]:
+    """Of one call, in turns, over so many seconds."""
+    times: dict[str, list[float]] = {name: [] for name in modules}
+    with torch.inference_mode():
+        for module in modules.values():
+            module(x)
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            for name, module in modules.items():
+                start = time.perf_counter()
+                module(x)
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=4.0, help="for each line")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "finer_latency.json")
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    rows: list[dict[str, Any]] = []
+    for heads in (6, 3):
+        modules = {name: Attention(groups).eval() for name, groups in layouts(heads).items()}
+        for batch, length in ((1, 32), (1, 128), (32, 32), (32, 128)):
+            found = medians(modules, torch.randn(batch, length, HIDDEN), options.seconds)
+            whole = found["whole heads"]
+            row = {"heads": heads, "batch": batch, "length": length, "whole_ms": 1e3 * whole}
+            rows.append(row | {"ratios": {name: found[name] / whole for name in found}})
+            print(json.dumps(rows[-1]), flush=True)
+    record = {"threads": torch.get_num_threads(), "torch": torch.__version__, "rows": rows}
+    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,407 @@
+"""A student with units finer than heads: chosen by error and FLOPs, built with zeros, counted and repaired."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from finer_parts import (
+    Columns,
+    ScoreMoments,
+    column_ways,
+    kept_values,
+    level_way,
+    rank_errors,
+    rank_path,
+    score_bases,
+    whole_way,
+)
+from numpy.typing import NDArray
+from torch import Tensor
+
+from shearling.costs import flops_limit, macs_per_unit
+from shearling.engine.hooks import device_of, differentiable, frozen, run
+from shearling.engine.losses import example_losses
+from shearling.engine.memory import with_smaller_batches
+from shearling.engine.moments import Moments
+from shearling.engine.precision import kernels
+from shearling.engine.repair import repair_layers
+from shearling.methods import Surgeon
+from shearling.models.shrink import shrink
+from shearling.models.structure import Stack, Structure, structure_of
+from shearling.models.sublayer import Sublayer
+from shearling.pipeline import Plan
+from shearling.sample.batch import Batch
+from shearling.surgeon.allocate import Curve, allocate
+from shearling.surgeon.refit import refit
+
+EXAMPLES = 512  # for the moments of queries and keys: 64 x 64 numbers a head need no more
+# Scores far from the dense model's lose about ten times what their estimate says, columns, heads and filters three to
+# four times (SST-2, 1,024 examples, repaired), so their errors count three times beside the others'.
+HOPEFUL = 3.0
+STEP = 4  # of the sizes of heads, where all heads of a layer have the same
+FILTERS = 8  # stay in multiples of this, as by default
+Floats = NDArray[np.float64]
+
+
+class Finer(Surgeon):
+    """`surgeon` that keeps the curvature beside the orders."""
+
+    def finished(self, evidence: Any) -> Any:
+        return evidence
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What may go of a head, beside all of it.
+
+    columns    columns of its values
+    own_basis  in the basis that loses least, instead of as they are
+    scores     dimensions of its queries and keys
+    level      all heads of a layer keep the same size, a multiple of STEP
+    """
+
+    columns: bool = False
+    own_basis: bool = False
+    scores: bool = False
+    level: bool = False
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What stays of one sublayer: units and, of heads, directions of the values' basis and ranks of the scores."""
+
+    units: Tensor
+    basis: Tensor | None = None  # [units, d, d]
+    columns: list[Tensor] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Ways to cut one attention, none of which another beats: `specs` are (heads, columns, summed ranks)."""
+
+    specs: NDArray[np.int64]  # [options, 3]
+    errors: Floats
+    sizes: Floats  # columns and dimensions together, each of the same cost
+
+    @classmethod
+    def of(cls, parts: Sequence[tuple[Any, Any, Any]]) -> Options:
+        """The best of many: no other is as small and as good."""
+        specs, errors, sizes = (np.concatenate(column) for column in zip(*parts, strict=True))
+        by_size = np.lexsort((errors, sizes))
+        lowest = np.minimum.accumulate(errors[by_size])
+        best = by_size[np.concatenate([[True], lowest[1:] < lowest[:-1]])]
+        return cls(specs[best], errors[best], sizes[best])
+
+
+@dataclass
+class Study:
+    """One measured model, ready to be cut in every variant."""
+
+    plan: Plan
+    found: dict[Any, list[list[Columns]]] = field(default_factory=dict)
+
+    @property
+    def structure(self) -> Structure:
+        """The dense model's."""
+        return self.plan.structure
+
+    @cached_property
+    def attentions(self) -> list[int]:
+        """The places of the sublayers that have heads."""
+        return [i for i, s in enumerate(self.structure.sublayers) if s.kind == "heads"]
+
+    @cached_property
+    def prices(self) -> list[float]:
+        """Per sublayer, the multiply-accumulates of a unit."""
+        pairs = zip(self.structure.sublayers, self.plan.lengths, strict=True)
+        return [macs_per_unit(s, length) for s, length in pairs]
+
+    @cached_property
+    def moments(self) -> list[ScoreMoments]:
+        """Of queries and keys, one entry an attention."""
+        plan = self.plan
+        sample = plan.sample.drawn(EXAMPLES, plan.seed)
+        return with_smaller_batches(
+            lambda batches: score_moments(self.structure, batches, plan.seed, plan.method.precision),
+            sample,
+            device_of(self.structure.model),
+            backward=True,
+            precision=plan.method.precision,
+        )
+
+    @cached_property
+    def bases(self) -> list[tuple[Tensor, Tensor]]:
+        """X and Y of the scores, one pair an attention."""
+        return [score_bases(m.queries, m.keys) for m in self.moments]
+
+    def ways(self, variant: Variant) -> list[list[Columns]]:
+        """[heads left - 1][attention]: how columns go."""
+        key = (variant.columns, variant.own_basis, variant.level)
+        if key not in self.found:
+            heads = len(self.plan.evidence[self.attentions[0]].order.removed)
+            self.found[key] = [self._ways(left, variant) for left in range(1, heads + 1)]
+        return self.found[key]
+
+    def _ways(self, heads: int, variant: Variant) -> list[Columns]:
+        curvatures = [self.plan.evidence[i].curvature for i in self.attentions]
+        orders = [self.plan.evidence[i].order for i in self.attentions]
+        damp = self.plan.method.damp  # type: ignore[attr-defined]
+        if not variant.columns:
+            return [whole_way(c.width, way, heads) for c, way in zip(curvatures, orders, strict=True)]
+        ways = column_ways(curvatures, orders, heads, own_basis=variant.own_basis, damp=damp)
+        if variant.level:
+            return [level_way(c, way, damp, STEP) for c, way in zip(curvatures, ways, strict=True)]
+        return ways
+
+
+class Chooser:
+    """One variant of one model: its options, found once for every budget."""
+
+    def __init__(self, study: Study, variant: Variant) -> None:
+        self.study, self.variant = study, variant
+        self.ways = study.ways(variant)
+        pairs = zip(study.moments, study.bases, strict=True)
+        self.errors = [HOPEFUL * rank_errors(m, X, Y).cpu() for m, (X, Y) in pairs]  # [heads, d + 1] each
+        self.paths: dict[Any, tuple[Tensor, Tensor]] = {}
+        self.options = [self._options(number) for number in range(len(self.ways[0]))]
+
+    def choose(self, flops: float) -> list[Kept]:
+        """The least summed error within the budget, over all sublayers."""
+        study, plan = self.study, self.study.plan
+        curves = []
+        for number, sublayer in enumerate(study.structure.sublayers):
+            if number in study.attentions:
+                options = self.options[study.attentions.index(number)]
+                costs = options.sizes * study.prices[number] / (2 * sublayer.width)
+                curves.append(Curve(np.arange(len(costs)), options.errors, costs[None]))
+                continue
+            counts = np.arange(0, sublayer.units + 1, FILTERS)
+            errors = plan.evidence[number].order.error.numpy()[::-1]
+            curves.append(Curve(counts, errors[counts], counts[None] * study.prices[number]))
+        picks = allocate(curves, [flops_limit(study.structure, plan.lengths, flops).budget])
+        return [self._kept(number, pick) for number, pick in enumerate(picks)]
+
+    def _kept(self, number: int, pick: int) -> Kept:
+        if number not in self.study.attentions:
+            return Kept(self.study.plan.evidence[number].order.kept(pick))
+        at = self.study.attentions.index(number)
+        heads, count, ranks = self.options[at].specs[pick].tolist()
+        if not heads:
+            return Kept(torch.zeros(0, dtype=torch.long))
+        way = self.ways[heads - 1][at]
+        columns = way.kept(count)
+        alive = [i for i, kept in enumerate(columns) if len(kept)]
+        path, _ = self._path(at, way.heads[alive])
+        chosen = path[path.sum(1) == ranks][0].tolist()
+        return Kept(way.heads[alive], way.basis[alive], [columns[i] for i in alive], chosen)
+
+    def _options(self, at: int) -> Options:
+        """Every number of heads, with every number of their columns, with every sum of their ranks."""
+        order = self.study.plan.evidence[self.study.attentions[at]].order
+        parts = [(np.zeros((1, 3), dtype=np.int64), order.error[-1:].numpy(), np.zeros(1))]
+        for heads, ways in enumerate(self.ways, 1):
+            way = ways[at]
+            for counts, alive in self._counts(way):
+                path, rest = self._path(at, way.heads[alive])
+                ranks = path.sum(1)
+                gone = len(way.order.removed) - counts
+                errors = way.error + way.order.error[gone][:, None] + rest
+                sizes = counts[:, None] + ranks
+                specs = torch.stack(torch.broadcast_tensors(torch.tensor(heads), counts[:, None], ranks), -1)
+                parts.append((specs.reshape(-1, 3).numpy(), errors.flatten().numpy(), sizes.flatten().double().numpy()))
+        return Options.of(parts)
+
+    def _counts(self, way: Columns) -> Iterator[tuple[Tensor, Tensor]]:
+        """(numbers of columns that may stay, the heads that have any of them)."""
+        m, d = len(way.heads), way.basis.shape[-1]
+        if not self.variant.columns:
+            yield torch.tensor([m * d]), torch.arange(m)
+            return
+        if self.variant.level:
+            yield m * torch.arange(STEP, d + 1, STEP), torch.arange(m)
+            return
+        least = torch.zeros(m, dtype=torch.long)  # columns that are left while a head has one of them
+        for position, column in enumerate(way.order.removed.tolist()):
+            least[column // d] = m * d - position
+        ordered = least.argsort()
+        for heads in range(1, m + 1):
+            most = int(least[ordered[heads]]) if heads < m else m * d + 1
+            yield torch.arange(int(least[ordered[heads - 1]]), most), ordered[:heads].sort().values
+
+    def _path(self, at: int, heads: Tensor) -> tuple[Tensor, Tensor]:
+        """Ranks [ways, heads] of these heads, and their errors."""
+        key = (at, *heads.tolist())
+        if key not in self.paths:
+            errors = self.errors[at][heads]
+            d = errors.shape[1] - 1
+            levels = torch.arange(0, d + 1, STEP) if self.variant.scores else torch.tensor([d])
+            if self.variant.scores and not self.variant.level:
+                self.paths[key] = rank_path(errors)
+            else:
+                self.paths[key] = levels[:, None].expand(-1, len(heads)), errors[:, levels].sum(0)
+        return self.paths[key]
+
+    def student(self, kept: Sequence[Kept]) -> Structure:
+        """Whole heads and filters cut out; of the other heads, what goes is zero on both sides."""
+        dense = self.study.structure
+        small = structure_of(shrink(dense.model, [k.units for k in kept]))
+        for number, bases in zip(self.study.attentions, self.study.bases, strict=True):
+            if len(kept[number].units):
+                _write_heads(dense.sublayers[number], small.sublayers[number], kept[number], bases)
+        return small
+
+
+def _write_heads(dense: Sublayer, small: Sublayer, kept: Kept, bases: tuple[Tensor, Tensor]) -> None:
+    d = dense.width
+    query, key, value = (_Rows(p.module) for p in dense.inputs)
+    targets = [_Rows(p.module) for p in small.inputs]
+    weight = small.weight.detach().clone()
+    for place, head in enumerate(kept.units.tolist()):
+        here, there = slice(place * d, place * d + d), slice(head * d, head * d + d)
+        columns, rank = kept.columns[place], kept.ranks[place]
+        if rank < d:
+            X, Y = (basis[head][:, :rank] for basis in bases)
+            targets[0].write(here, X.mT @ query.read(there))
+            targets[1].write(here, Y.mT @ key.read(there))
+        if len(columns) < d:
+            assert kept.basis is not None
+            rows, new = kept_values(kept.basis[place], columns, value.read(there), dense.weight[:, there].detach())
+            targets[2].write(here, rows)
+            weight[:, here] = 0
+            weight[:, here][:, : new.shape[1]] = new.to(weight)
+    small.write(weight, small.bias)
+
+
+class _Rows:
+    """Rows of a projection into the units, the bias as one more column; missing rows are written as zeros."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def read(self, rows: slice) -> Tensor:
+        return torch.cat([self.module.weight[rows], self.module.bias[rows, None]], 1).detach().double()
+
+    def write(self, rows: slice, values: Tensor) -> None:
+        with torch.no_grad():
+            weight, bias = self.module.weight[rows].zero_(), self.module.bias[rows].zero_()
+            weight[: len(values)] = values[:, :-1].to(weight)
+            bias[: len(values)] = values[:, -1].to(bias)
+
+
+def sizes(structure: Structure) -> list[dict[str, int]]:
+    """Per layer, what is not zero: heads, columns of values, dimensions of scores, filters."""
+    found: list[dict[str, int]] = []
+    for sublayer in structure.sublayers:
+        if sublayer.kind != "heads":
+            found[-1]["filters"] = sublayer.units
+            continue
+        live = 0
+        if sublayer.units:
+            query, key = (p.module.weight.detach() for p in sublayer.inputs[:2])
+            live = int((query.any(1) & key.any(1)).sum())
+        found.append({"heads": sublayer.units, "columns": int(_live(sublayer).sum()), "scores": live})
+    return found
+
+
+def macs(study: Study, structure: Structure) -> float:
+    """Multiply-accumulates of a student's prunable layers, counted from what is not zero."""
+    total = 0.0
+    prices = iter(zip(study.structure.sublayers, study.prices, strict=True))
+    for layer in sizes(structure):
+        (heads, head), (_, filters) = next(prices), next(prices)
+        total += (layer["columns"] + layer["scores"]) * head / (2 * heads.width) + layer["filters"] * filters
+    return total
+
+
+def _live(sublayer: Sublayer) -> Tensor:
+    """[n] bool: the columns of the output projection that are not zero."""
+    return sublayer.weight.detach().any(0)
+
+
+def repair(study: Study, student: Structure) -> None:
+    """The refit and realignment of `surgeon`, over the columns that are there."""
+    method: Any = study.plan.method
+
+    def out_of_units(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
+        live = _live(sublayer).nonzero().flatten()
+        weight = sublayer.weight[:, live]
+        result = refit(weight, sublayer.bias, _among(fit, live), _among(held_out, live), ridge=method.ridge)
+        if result.kept:
+            whole = torch.zeros_like(sublayer.weight)
+            whole[:, live] = result.weight.to(whole)
+            sublayer.write(whole, result.bias)
+        return True
+
+    def into_units(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
+        eye = torch.eye(len(fit.gram), dtype=torch.float64, device=fit.gram.device)
+        result = refit(eye, eye.new_zeros(len(eye)), fit, held_out, ridge=method.ridge)
+        if result.kept:
+            sublayer.fold_inputs(result.weight, result.bias)
+        return True
+
+    with_smaller_batches(
+        lambda batches: repair_layers(
+            study.structure, student, batches, out_of_units,
+            realign=into_units, precision=method.precision, states=study.plan.states,
+        ),
+        study.plan.sample, device_of(student.model), backward=False, precision=method.precision,
+    )  # fmt: skip
+
+
+def _among(moments: Moments, columns: Tensor) -> Moments:
+    """The moments of some of the columns of h."""
+    return Moments(
+        moments.gram[columns][:, columns], moments.cross[columns], moments.h_sum[columns],
+        moments.y_sum, moments.y_squared, moments.count,
+    )  # fmt: skip
+
+
+def score_moments(structure: Structure, batches: Sequence[Batch], seed: int, precision: Any) -> list[ScoreMoments]:
+    """One forward and one backward pass, with the loss of `surgeon`'s measurement."""
+    stack = structure.stacks[0]
+    attentions = [s for s in structure.sublayers if s.kind == "heads"]
+    totals = [[torch.zeros(s.units, s.width, s.width, device=s.weight.device) for _ in range(3)] for s in attentions]
+    tokens, batch = 0, batches[0]
+
+    def watch(number: int, which: int, output: Tensor) -> None:
+        real = _real(stack, batch, output)
+        values = output.detach().float()
+        if which:  # keys, less their example's mean
+            values = values - (values * real).sum(1, keepdim=True) / real.sum(1, keepdim=True)
+        else:
+            output.register_hook(lambda g: _add(totals[number][2], g.float() * real))
+        _add(totals[number][which], values * real)
+
+    with frozen(structure.model), kernels(precision), differentiable(structure) as leaves, ExitStack() as hooks:
+        for number, sublayer in enumerate(attentions):
+            for which in (0, 1):
+                module = sublayer.inputs[which].module
+                handle = module.register_forward_hook(lambda m, a, output, n=number, w=which: watch(n, w, output))
+                hooks.callback(handle.remove)
+        for given in batches:
+            batch = given.to(device_of(structure.model))
+            outputs = run(structure.model, batch, precision)
+            tokens += int(next(iter(batch.masks.values())).sum())
+            example_losses(structure.model, outputs, batch, seed=seed, labels=False).sum().backward(inputs=leaves)
+            leaves.clear()
+    return [ScoreMoments(*(total.double() / tokens for total in three)) for three in totals]
+
+
+def _real(stack: Stack, batch: Batch, output: Tensor) -> Tensor:
+    """[B, S, 1]: one for every token that is not padding."""
+    real = stack.real_tokens(batch, output.shape[:2])
+    ones = torch.ones(output.shape[:2]) if real is None else real.float()
+    return ones[..., None].to(output.device)
+
+
+def _add(total: Tensor, values: Tensor) -> None:
+    """total [heads, d, d] += the Gram matrix of every head, from [B, S, heads x d]."""
+    rows = values.flatten(0, 1).unflatten(-1, (len(total), -1)).transpose(0, 1)  # [heads, tokens, d]
+    total += rows.mT @ rows

@@ -1,10 +1,11 @@
-"""Time of one attention with units finer than heads against whole heads of the same FLOPs.
+"""Time of attention with units finer than heads against whole heads of the same FLOPs.
 
-    python experiments/finer_latency.py --out experiments/results/finer_latency.json
+    python experiments/finer_latency.py --points experiments/results/finer.jsonl
 
-Shapes of MiniLM-L6 (384 wide, heads of 32). Every layout of a line keeps the same number of value columns and of score
-dimensions in all, so its projections and products cost the same; what differs is over how many heads they are spread.
-Times are medians of turns taken by all layouts in one run, and printed as ratios to whole heads: above 1 is slower.
+Shapes of MiniLM-L6 (384 wide, heads of 32). First one attention: every layout keeps as many value columns and as many
+score dimensions in all, so its projections and products cost the same; what differs is over how many heads they are
+spread. Then the layers of the models that finer.py chose at the same FLOPs: whole heads, and heads of one size a layer.
+Times are medians of turns taken in one run, as ratios to whole heads: above 1 is slower.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 HIDDEN, HEAD = 384, 32
+SHAPES = ((1, 32), (1, 128), (32, 32), (32, 128))  # batch, length
 Sizes = Sequence[tuple[int, int]]  # of every head: (score dimensions, value columns)
 
 
@@ -66,6 +68,40 @@ class Attention(nn.Module):
         return out
 
 
+class Layers(nn.Module):
+    """The prunable layers of a student of finer.py, with norms and residuals; all heads of a layer have one size."""
+
+    def __init__(self, layers: list[dict[str, int]]) -> None:
+        super().__init__()
+        self.attentions = nn.ModuleList(self._attention(**layer) for layer in layers)
+        self.ups = nn.ModuleList(nn.Linear(HIDDEN, layer["filters"]) for layer in layers)
+        self.downs = nn.ModuleList(nn.Linear(layer["filters"], HIDDEN) for layer in layers)
+        self.norms = nn.ModuleList(nn.LayerNorm(HIDDEN) for _ in range(2 * len(layers)))
+
+    @staticmethod
+    def _attention(heads: int, columns: int, scores: int, filters: int) -> nn.Module:
+        if heads and (columns % heads or scores % heads):
+            raise SystemExit(f"{heads} heads with {columns} columns and {scores} score dimensions have several sizes")
+        return Attention([heads * [(scores // heads, columns // heads)]]) if heads else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = zip(self.attentions, self.ups, self.downs, self.norms[::2], self.norms[1::2], strict=True)
+        for attention, up, down, first, second in parts:
+            x = first(x + attention(x))
+            x = second(x + down(F.gelu(up(x))))
+        return x
+
+
+def chosen(points: Path) -> dict[tuple[str, float], dict[str, list[dict[str, int]]]]:
+    """By task and budget, the layers of each variant, of the first seed."""
+    found: dict[tuple[str, float], dict[str, Any]] = {}
+    for line in points.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if row["variant"] == "heads" or "level" in row["variant"] or "square" in row["variant"]:
+            found.setdefault((row["task"], row["flops"]), {}).setdefault(row["variant"], row["layers"])
+    return {key: layers for key, layers in found.items() if "heads" in layers}
+
+
 def medians(modules: dict[str, nn.Module], x: Tensor, seconds: float) -> dict[str, float]:
     """Of one call, in turns, over so many seconds."""
     times: dict[str, list[float]] = {name: [] for name in modules}
@@ -81,21 +117,30 @@ def medians(modules: dict[str, nn.Module], x: Tensor, seconds: float) -> dict[st
     return {name: statistics.median(values) for name, values in times.items()}
 
 
+def measured(modules: dict[str, nn.Module], base: str, seconds: float) -> Iterator[dict[str, Any]]:
+    """A row for every shape of input."""
+    for batch, length in SHAPES:
+        found = medians(modules, torch.randn(batch, length, HIDDEN), seconds)
+        ratios = {name: round(found[name] / found[base], 3) for name in found}
+        yield {"batch": batch, "length": length, "base_ms": round(1e3 * found[base], 3), "ratios": ratios}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--points", type=Path, help="finer.jsonl; without it, one attention alone")
     parser.add_argument("--seconds", type=float, default=4.0, help="for each line")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "finer_latency.json")
     options = parser.parse_args()
     torch.manual_seed(0)
     rows: list[dict[str, Any]] = []
     for heads in (6, 3):
-        modules = {name: Attention(groups).eval() for name, groups in layouts(heads).items()}
-        for batch, length in ((1, 32), (1, 128), (32, 32), (32, 128)):
-            found = medians(modules, torch.randn(batch, length, HIDDEN), options.seconds)
-            whole = found["whole heads"]
-            row = {"heads": heads, "batch": batch, "length": length, "whole_ms": 1e3 * whole}
-            rows.append(row | {"ratios": {name: found[name] / whole for name in found}})
-            print(json.dumps(rows[-1]), flush=True)
+        modules: dict[str, nn.Module] = {name: Attention(groups).eval() for name, groups in layouts(heads).items()}
+        rows += [{"what": f"{heads} heads"} | row for row in measured(modules, "whole heads", options.seconds)]
+    for (task, flops), layers in (chosen(options.points) if options.points else {}).items():
+        modules = {name: Layers(sizes).eval() for name, sizes in layers.items()}
+        rows += [{"what": f"{task} at {flops:.0%}"} | row for row in measured(modules, "heads", options.seconds)]
+    for row in rows:
+        print(json.dumps(row))
     record = {"threads": torch.get_num_threads(), "torch": torch.__version__, "rows": rows}
     options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

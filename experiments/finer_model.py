@@ -44,6 +44,8 @@ EXAMPLES = 512  # for the moments of queries and keys: 64 x 64 numbers a head ne
 # Scores far from the dense model's lose about ten times what their estimate says, columns, heads and filters three to
 # four times (SST-2, 1,024 examples, repaired), so their errors count three times beside the others'.
 HOPEFUL = 3.0
+# Of a whole head's time, what one more head takes at the same FLOPs: 0.02 at 32 tokens, 0.14 at 128 (finer_latency.py).
+HEAD_TIME = 0.14
 STEP = 4  # of the sizes of heads, where all heads of a layer have the same
 FILTERS = 8  # stay in multiples of this, as by default
 Floats = NDArray[np.float64]
@@ -64,12 +66,16 @@ class Variant:
     own_basis  in the basis that loses least, instead of as they are
     scores     dimensions of its queries and keys
     level      all heads of a layer keep the same size, a multiple of STEP
+    square     and as many score dimensions as columns, so that a head has one size
+    as_fast    no slower than whole heads, where every head costs HEAD_TIME beyond its FLOPs
     """
 
     columns: bool = False
     own_basis: bool = False
     scores: bool = False
     level: bool = False
+    square: bool = False
+    as_fast: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,12 +98,16 @@ class Options:
 
     @classmethod
     def of(cls, parts: Sequence[tuple[Any, Any, Any]]) -> Options:
-        """The best of many: no other is as small and as good."""
+        """The best of many: no other with as few heads is as small and as good."""
         specs, errors, sizes = (np.concatenate(column) for column in zip(*parts, strict=True))
-        by_size = np.lexsort((errors, sizes))
-        lowest = np.minimum.accumulate(errors[by_size])
-        best = by_size[np.concatenate([[True], lowest[1:] < lowest[:-1]])]
-        return cls(specs[best], errors[best], sizes[best])
+        best = []
+        for heads in np.unique(specs[:, 0]):
+            mine = np.flatnonzero(specs[:, 0] == heads)
+            by_size = mine[np.lexsort((errors[mine], sizes[mine]))]
+            lowest = np.minimum.accumulate(errors[by_size])
+            best.append(by_size[np.concatenate([[True], lowest[1:] < lowest[:-1]])])
+        kept = np.concatenate(best)
+        return cls(specs[kept], errors[kept], sizes[kept])
 
 
 @dataclass
@@ -175,18 +185,29 @@ class Chooser:
     def choose(self, flops: float) -> list[Kept]:
         """The least summed error within the budget, over all sublayers."""
         study, plan = self.study, self.study.plan
+        budgets = [flops_limit(study.structure, plan.lengths, flops).budget]
+        if self.variant.as_fast:
+            whole = Chooser(study, Variant()).choose(flops)
+            budgets.append(sum(self._time(n, k.units.numel(), k.units.numel()) for n, k in enumerate(whole)))
         curves = []
         for number, sublayer in enumerate(study.structure.sublayers):
             if number in study.attentions:
                 options = self.options[study.attentions.index(number)]
-                costs = options.sizes * study.prices[number] / (2 * sublayer.width)
-                curves.append(Curve(np.arange(len(costs)), options.errors, costs[None]))
+                units = options.sizes / (2 * sublayer.width)
+                costs = np.stack([units * study.prices[number], self._time(number, units, options.specs[:, 0])])
+                curves.append(Curve(np.arange(len(options.errors)), options.errors, costs[: len(budgets)]))
                 continue
             counts = np.arange(0, sublayer.units + 1, FILTERS)
             errors = plan.evidence[number].order.error.numpy()[::-1]
-            curves.append(Curve(counts, errors[counts], counts[None] * study.prices[number]))
-        picks = allocate(curves, [flops_limit(study.structure, plan.lengths, flops).budget])
+            costs = np.stack([counts * study.prices[number], self._time(number, counts, counts)])
+            curves.append(Curve(counts, errors[counts], costs[: len(budgets)]))
+        picks = allocate(curves, budgets)
         return [self._kept(number, pick) for number, pick in enumerate(picks)]
+
+    def _time(self, number: int, units: Any, heads: Any) -> Any:
+        """What so many units' worth of FLOPs take when they are spread over so many heads, in multiply-accumulates."""
+        extra = HEAD_TIME * heads if number in self.study.attentions else 0.0
+        return self.study.prices[number] * (units + extra)
 
     def _kept(self, number: int, pick: int) -> Kept:
         if number not in self.study.attentions:
@@ -215,7 +236,8 @@ class Chooser:
                 errors = way.error + way.order.error[gone][:, None] + rest
                 sizes = counts[:, None] + ranks
                 specs = torch.stack(torch.broadcast_tensors(torch.tensor(heads), counts[:, None], ranks), -1)
-                parts.append((specs.reshape(-1, 3).numpy(), errors.flatten().numpy(), sizes.flatten().double().numpy()))
+                fits = counts[:, None] == ranks if self.variant.square else torch.ones_like(sizes, dtype=torch.bool)
+                parts.append((specs[fits].numpy(), errors[fits].numpy(), sizes[fits].double().numpy()))
         return Options.of(parts)
 
     def _counts(self, way: Columns) -> Iterator[tuple[Tensor, Tensor]]:

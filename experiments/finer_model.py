@@ -163,12 +163,12 @@ class Study:
         curvatures = [self.plan.evidence[i].curvature for i in self.attentions]
         orders = [self.plan.evidence[i].order for i in self.attentions]
         damp = self.plan.method.damp  # type: ignore[attr-defined]
+        pairs = zip(curvatures, orders, strict=True)
         if not variant.columns:
-            return [whole_way(c.width, way, heads) for c, way in zip(curvatures, orders, strict=True)]
-        ways = column_ways(curvatures, orders, heads, own_basis=variant.own_basis, damp=damp)
+            return [whole_way(c.width, way, heads) for c, way in pairs]
         if variant.level:
-            return [level_way(c, way, damp, STEP) for c, way in zip(curvatures, ways, strict=True)]
-        return ways
+            return [level_way(c, way, heads, damp=damp, step=STEP) for c, way in pairs]
+        return column_ways(curvatures, orders, heads, own_basis=variant.own_basis, damp=damp)
 
 
 class Chooser:

@@ -10,7 +10,7 @@ so a head may give up dimensions in whatever basis loses least.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -143,16 +143,32 @@ def column_ways(
     curvatures: Sequence[Curvature], orders: Sequence[Order], heads: int, *, own_basis: bool, damp: float
 ) -> list[Columns]:
     """For every sublayer, with so many heads left: the order of their columns, as they are or in bases of their own."""
-    given, found = [], []
-    for curvature, way in zip(curvatures, orders, strict=True):
-        kept = way.kept(heads)
-        left = with_heads(damped(curvature, damp), kept)
-        d = curvature.width
-        basis = column_bases(left) if own_basis else torch.eye(d).to(left.A).expand(heads, d, d)
-        given.append(in_basis(left, basis))
-        found.append((kept, basis, float(way.error[len(way.removed) - heads])))
-    ways = order(given, damp=0.0)
-    return [Columns(k, basis, way, error) for (k, basis, error), way in zip(found, ways, strict=True)]
+    starts = [_start(c, way, heads, own_basis, damp) for c, way in zip(curvatures, orders, strict=True)]
+    ways = order([left for left, _ in starts], damp=0.0)
+    return [replace(columns, order=way) for (_, columns), way in zip(starts, ways, strict=True)]
+
+
+def level_way(curvature: Curvature, way: Order, heads: int, *, damp: float, step: int) -> Columns:
+    """The same in bases of their own, but all heads give up their last directions together, `step` at a time."""
+    left, columns = _start(curvature, way, heads, True, damp)
+    d = columns.basis.shape[-1]
+    removed = torch.stack([torch.arange(heads) * d + at for at in reversed(range(d))]).flatten()
+    C = left.W.mT @ left.G @ left.W
+    error = torch.full((heads * d + 1,), torch.inf, dtype=torch.float64)
+    error[0] = 0.0
+    for level in range(0, d, step):
+        kept = removed[heads * (d - level) :].to(C.device)
+        rest = left.A - left.A[:, kept] @ torch.linalg.solve(left.A[kept][:, kept], left.A[kept]) if level else left.A
+        error[heads * (d - level)] = (C * rest).sum()
+    return replace(columns, order=Order(removed, error))
+
+
+def _start(curvature: Curvature, way: Order, heads: int, own_basis: bool, damp: float) -> tuple[Curvature, Columns]:
+    """The curvature of the heads that are left, in the basis their columns go in, and that basis with no order yet."""
+    columns = whole_way(curvature.width, way, heads)
+    left = with_heads(damped(curvature, damp), columns.heads)
+    columns = replace(columns, basis=column_bases(left) if own_basis else columns.basis.to(left.A))
+    return in_basis(left, columns.basis), columns
 
 
 def whole_way(width: int, way: Order, heads: int) -> Columns:
@@ -160,21 +176,6 @@ def whole_way(width: int, way: Order, heads: int) -> Columns:
     columns = Order(torch.arange(heads * width), torch.zeros(heads * width + 1, dtype=torch.float64))
     basis = torch.eye(width, dtype=torch.float64).expand(heads, width, width)
     return Columns(way.kept(heads), basis, columns, float(way.error[len(way.removed) - heads]))
-
-
-def level_way(curvature: Curvature, columns: Columns, damp: float, step: int) -> Columns:
-    """The same bases, but every head gives up its last directions together; errors at multiples of `step` a head."""
-    m, d = len(columns.heads), columns.basis.shape[-1]
-    removed = torch.stack([torch.arange(m) * d + at for at in reversed(range(d))]).flatten()
-    left = in_basis(with_heads(damped(curvature, damp), columns.heads), columns.basis)
-    C = left.W.mT @ left.G @ left.W
-    error = torch.full((m * d + 1,), torch.inf, dtype=torch.float64)
-    error[0] = 0.0
-    for level in range(0, d, step):
-        kept = removed[m * (d - level) :].to(C.device)
-        rest = left.A - left.A[:, kept] @ torch.linalg.solve(left.A[kept][:, kept], left.A[kept]) if level else left.A
-        error[m * (d - level)] = (C * rest).sum()
-    return Columns(columns.heads, columns.basis, Order(removed, error), columns.error)
 
 
 def kept_values(basis: Tensor, kept: Tensor, value: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:

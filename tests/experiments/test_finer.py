@@ -141,9 +141,8 @@ def test_the_last_direction_of_a_basis_costs_least() -> None:
 def test_heads_of_one_size_have_the_errors_of_the_best_fit() -> None:
     given = curvature()
     whole = damped(given, DAMP)
-    way = column_ways([given], order([given], damp=DAMP), 3, own_basis=True, damp=DAMP)[0]
-    level = level_way(given, way, DAMP, 2)
-    inverse = torch.linalg.inv(way.basis)
+    level = level_way(given, order([given], damp=DAMP)[0], 3, damp=DAMP, step=2)
+    inverse = torch.linalg.inv(level.basis)
     expected = least_error(whole, torch.block_diag(*(inverse[head, :2] for head in range(3))))
     assert [kept.tolist() for kept in level.kept(6)] == [[0, 1]] * 3
     assert float(level.order.error[6]) == pytest.approx(expected, rel=1e-6)

@@ -122,22 +122,42 @@ def read(path: Path) -> list[Row]:
 
 
 def table(rows: list[Row]) -> list[list[str]]:
-    """Per budget and variant: the mean loss in points of every task, over the seeds, and over the tasks."""
+    """Per budget and variant: the loss in points of every task, and what is gained over whole heads of the same seeds.
+
+    The last but one column is the distance of the outputs from the dense model's, over that of whole heads.
+    """
     tasks = list(dict.fromkeys(row["task"] for row in rows))
-    lines = [["FLOPs", "units", "polish", *tasks, "mean loss", "seeds"]]
-    for key in sorted({(-r["flops"], r["polish"] != "off") for r in rows}):
-        for name in dict.fromkeys(r["variant"] for r in rows):
-            mine = [r for r in rows if (-r["flops"], r["polish"] != "off", r["variant"]) == (*key, name)]
-            for value in ("value", "polished") if key[1] else ("value",):
-                losses = {
-                    t: [r["dense"] - r[value] for r in mine if r["task"] == t and value in r] for t in tasks
-                }  # fmt: skip
-                if all(losses.values()):
-                    means = [statistics.fmean(losses[t]) for t in tasks]
-                    cells = [f"{-key[0]:.0%}", name, "yes" if value == "polished" else "no"]
-                    cells += [f"{mean:.2f}" for mean in (*means, statistics.fmean(means))]
-                    lines.append([*cells, str(min(map(len, losses.values())))])
+    lines = [["FLOPs", "units", "polish", *tasks, "mean loss", "gain", "distance", "seeds"]]
+    polished = [row for row in rows if "polished" in row]
+    plain = [row for row in rows if "polished" not in row] or polished  # scored before polish too
+    for flops in sorted({row["flops"] for row in rows}, reverse=True):
+        for word, score, group in (("no", "value", plain), ("yes", "polished", polished)):
+            for name in VARIANTS:
+                mine = [row for row in group if (row["flops"], row["variant"]) == (flops, name)]
+                if mine:
+                    lines.append([f"{flops:.0%}", name, word, *_cells(mine, group, tasks, score)])
     return lines
+
+
+def _cells(mine: list[Row], rows: list[Row], tasks: list[str], score: str) -> list[str]:
+    """One variant at one budget; means over tasks only where there are all of them."""
+    distance = "distance" if score == "value" else "polished_distance"
+
+    def same(row: Row) -> tuple[Any, ...]:
+        return tuple(row[key] for key in ("task", "flops", "seed", "polish"))
+
+    whole = {same(row): row for row in rows if row["variant"] == "heads"}
+    figures: dict[str, list[tuple[float, float, float]]] = {task: [] for task in tasks}
+    for row in mine:
+        base = whole[same(row)]
+        found = row["dense"] - row[score], row[score] - base[score], row[distance] / base[distance]
+        figures[row["task"]].append(found)
+    means = {task: [statistics.fmean(column) for column in zip(*rest, strict=True)] for task, rest in figures.items()}
+    losses = [f"{means[task][0]:.2f}" if means[task] else "-" for task in tasks]
+    if not all(figures.values()):
+        return [*losses, "-", "-", "-", str(max(map(len, figures.values())))]
+    loss, gain, ratio = (statistics.fmean(column) for column in zip(*means.values(), strict=True))
+    return [*losses, f"{loss:.2f}", f"{gain:+.2f}", f"{ratio:.2f}", str(min(map(len, figures.values())))]
 
 
 def main() -> None:

@@ -42,6 +42,7 @@ VARIANTS = {
     "scores": Variant(scores=True),
     "both": Variant(columns=True, own_basis=True, scores=True),
     "both, level": Variant(columns=True, own_basis=True, scores=True, level=True),
+    "both, square": Variant(True, True, True, level=True, square=True),
     "both, level, as fast": Variant(True, True, True, level=True, as_fast=True),
     "both, square, as fast": Variant(True, True, True, level=True, square=True, as_fast=True),
 }

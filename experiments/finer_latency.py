@@ -5,7 +5,8 @@
 Shapes of MiniLM-L6 (384 wide, heads of 32). First one attention: every layout keeps as many value columns and as many
 score dimensions in all, so its projections and products cost the same; what differs is over how many heads they are
 spread. Then the layers of the models that finer.py chose at the same FLOPs: whole heads, and heads of one size a layer.
-Times are medians of turns taken in one run, as ratios to whole heads: above 1 is slower.
+Times are of one CPU thread, which other work on the machine disturbs little: medians of turns taken in one run, as
+ratios to whole heads; above 1 is slower.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ def chosen(points: Path) -> dict[tuple[str, float], dict[str, list[dict[str, int
 
 
 def medians(modules: dict[str, nn.Module], x: Tensor, seconds: float) -> dict[str, float]:
-    """Of one call, in turns, over so many seconds."""
+    """CPU time of one call, in turns, over so many seconds."""
     times: dict[str, list[float]] = {name: [] for name in modules}
     with torch.inference_mode():
         for module in modules.values():
@@ -111,9 +112,9 @@ def medians(modules: dict[str, nn.Module], x: Tensor, seconds: float) -> dict[st
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
             for name, module in modules.items():
-                start = time.perf_counter()
+                start = time.thread_time()
                 module(x)
-                times[name].append(time.perf_counter() - start)
+                times[name].append(time.thread_time() - start)
     return {name: statistics.median(values) for name, values in times.items()}
 
 
@@ -132,6 +133,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "finer_latency.json")
     options = parser.parse_args()
     torch.manual_seed(0)
+    torch.set_num_threads(1)
     rows: list[dict[str, Any]] = []
     for heads in (6, 3):
         modules: dict[str, nn.Module] = {name: Attention(groups).eval() for name, groups in layouts(heads).items()}
@@ -141,7 +143,7 @@ def main() -> None:
         rows += [{"what": f"{task} at {flops:.0%}"} | row for row in measured(modules, "heads", options.seconds)]
     for row in rows:
         print(json.dumps(row))
-    record = {"threads": torch.get_num_threads(), "torch": torch.__version__, "rows": rows}
+    record = {"torch": torch.__version__, "rows": rows}
     options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 

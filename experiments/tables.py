@@ -153,7 +153,11 @@ def finer_latency() -> str:
                 shape = f"{row['batch']} x {row['length']}"
                 found.setdefault((what, name), {}).setdefault(shape, []).append(ratio)
     shapes = list(next(iter(found.values())))
-    lines = [[*key, *(f"{sum(r[s]) / len(r[s]):.2f}" for s in shapes)] for key, r in found.items()]
+    places = list(dict.fromkeys(what for what, _ in found))
+    lines = [
+        [*key, *(f"{sum(found[key][s]) / len(found[key][s]):.2f}" for s in shapes)]
+        for key in sorted(found, key=lambda key: places.index(key[0]))
+    ]
     return markdown(["FLOPs of", "layout", *shapes], lines)
 
 

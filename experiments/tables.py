@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from finer import read as finer_points
+from finer import table as finer_table
 from lm import table as lm_table
 
 from shearling.report.charts import Level, Point, Series, chart
@@ -185,6 +187,30 @@ def rivals() -> str:
     return lm_table([json.loads(line) for line in (EXPERIMENTS / "lm.jsonl").read_text(encoding="utf-8").splitlines()])
 
 
+def finer() -> str:
+    """The experiment's own table."""
+    head, *lines = finer_table(finer_points(EXPERIMENTS / "finer.jsonl"))
+    return markdown(head, lines)
+
+
+def finer_latency() -> str:
+    """Ratios of time to whole heads, a column for every shape of input; of chosen models the mean over tasks."""
+    found: dict[tuple[str, str], dict[str, list[float]]] = {}
+    for row in read(EXPERIMENTS / "finer_latency.json")["rows"]:
+        what = row["what"].split(" at ")[-1]
+        for name, ratio in row["ratios"].items():
+            if ratio != 1:
+                shape = f"{row['batch']} x {row['length']}"
+                found.setdefault((what, name), {}).setdefault(shape, []).append(ratio)
+    shapes = list(next(iter(found.values())))
+    places = list(dict.fromkeys(what for what, _ in found))
+    lines = [
+        [*key, *(f"{sum(found[key][s]) / len(found[key][s]):.2f}" for s in shapes)]
+        for key in sorted(found, key=lambda key: places.index(key[0]))
+    ]
+    return markdown(["FLOPs of", "layout", *shapes], lines)
+
+
 def speed() -> str:
     """Seconds as users meet them: a process of its own for every row, its first call and the best of the later ones."""
     lines = []
@@ -270,6 +296,8 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "lm": ("docs/results.md", lambda: real_models("lm")),
     "precision": ("docs/performance.md", precision),
     "tried": ("docs/method.md", lambda: by_task("tried", ("variant", "flops"))),
+    "finer": ("docs/method.md", finer),
+    "finer_latency": ("docs/method.md", finer_latency),
     "performance": ("docs/performance.md", speed),
     "memory": ("docs/performance.md", memory),
     "released": ("docs/method.md", lambda: by_task("released", ("flops", "variant"))),

@@ -26,15 +26,15 @@ from torch import Tensor
 
 from shearling.costs import flops_limit, macs_per_unit
 from shearling.engine.hooks import device_of
-from shearling.engine.memory import with_smaller_batches
+from shearling.engine.memory import batches_that_fit
 from shearling.engine.moments import Moments
-from shearling.engine.repair import repair_layers
+from shearling.engine.repair import Damaged, damaged_sublayers
 from shearling.methods import Surgeon
 from shearling.models.shrink import shrink
 from shearling.models.structure import Structure, structure_of
 from shearling.models.sublayer import Sublayer
 from shearling.pipeline import Plan
-from shearling.surgeon.allocate import Curve, allocate
+from shearling.surgeon.allocate import Curve, best_counts
 from shearling.surgeon.refit import refit
 
 EXAMPLES = 512  # for the moments of queries and keys: 64 x 64 numbers a head need no more
@@ -135,13 +135,11 @@ class Study:
         """Of queries and keys, one entry an attention."""
         plan = self.plan
         sample = plan.sample.drawn(EXAMPLES, plan.seed)
-        return with_smaller_batches(
-            lambda batches: score_moments(self.structure, batches, plan.seed, plan.method.precision),
-            sample,
-            device_of(self.structure.model),
-            backward=True,
-            precision=plan.method.precision,
-        )
+        device, precision = device_of(self.structure.model), plan.method.precision
+        for attempt in batches_that_fit(sample, device, backward=True, precision=precision):
+            with attempt as batches:
+                found = score_moments(self.structure, batches, plan.seed, precision)
+        return found
 
     @cached_property
     def bases(self) -> list[tuple[Tensor, Tensor]]:
@@ -198,7 +196,7 @@ class Chooser:
             errors = plan.evidence[number].order.error.numpy()[::-1]
             costs = np.stack([counts * study.prices[number], self._time(number, counts, counts)])
             curves.append(Curve(counts, errors[counts], costs[: len(budgets)]))
-        picks = allocate(curves, budgets)
+        picks = best_counts(curves, np.array(budgets))
         return [self._kept(number, pick) for number, pick in enumerate(picks)]
 
     def _time(self, number: int, units: Any, heads: Any) -> Any:
@@ -348,30 +346,37 @@ def repair(study: Study, student: Structure) -> None:
     """The refit and realignment of `surgeon`, over the columns that are there."""
     method: Any = study.plan.method
 
-    def out_of_units(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
-        live = _live(sublayer).nonzero().flatten()
-        weight = sublayer.weight[:, live]
-        result = refit(weight, sublayer.bias, _among(fit, live), _among(held_out, live), ridge=method.ridge)
-        if result.kept:
-            whole = torch.zeros_like(sublayer.weight)
-            whole[:, live] = result.weight.to(whole)
-            sublayer.write(whole, result.bias)
-        return True
+    device = device_of(student.model)
+    for attempt in batches_that_fit(study.plan.sample, device, backward=False, precision=method.precision):
+        with (
+            attempt as batches,
+            damaged_sublayers(
+                study.structure, student, batches, realign=True, precision=method.precision, states=study.plan.states
+            ) as places,
+        ):
+            for place in places:
+                if place.into_units:
+                    _realign(place, method.ridge)
+                else:
+                    _refit(place, method.ridge)
 
-    def into_units(sublayer: Sublayer, fit: Moments, held_out: Moments) -> bool:
-        eye = torch.eye(len(fit.gram), dtype=torch.float64, device=fit.gram.device)
-        result = refit(eye, eye.new_zeros(len(eye)), fit, held_out, ridge=method.ridge)
-        if result.kept:
-            sublayer.fold_inputs(result.weight, result.bias)
-        return True
 
-    with_smaller_batches(
-        lambda batches: repair_layers(
-            study.structure, student, batches, out_of_units,
-            realign=into_units, precision=method.precision, states=study.plan.states,
-        ),
-        study.plan.sample, device_of(student.model), backward=False, precision=method.precision,
-    )  # fmt: skip
+def _realign(place: Damaged, ridge: float) -> None:
+    eye = torch.eye(len(place.fit.gram), dtype=torch.float64, device=place.fit.gram.device)
+    result = refit(eye, eye.new_zeros(len(eye)), place.fit, place.held_out, ridge=ridge)
+    if result.kept:
+        place.sublayer.fold_inputs(result.weight, result.bias)
+
+
+def _refit(place: Damaged, ridge: float) -> None:
+    sublayer = place.sublayer
+    live = _live(sublayer).nonzero().flatten()
+    weight = sublayer.weight[:, live]
+    result = refit(weight, sublayer.bias, _among(place.fit, live), _among(place.held_out, live), ridge=ridge)
+    if result.kept:
+        whole = torch.zeros_like(sublayer.weight)
+        whole[:, live] = result.weight.to(whole)
+        sublayer.write(whole, result.bias)
 
 
 def _among(moments: Moments, columns: Tensor) -> Moments:

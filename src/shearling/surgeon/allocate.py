@@ -56,13 +56,18 @@ def allocate(
         curves.append(Curve(counts, np.asarray(error)[counts], costs))
     budgets = np.array([limit.budget for limit in limits], dtype=np.float64)
     try:
-        curves = _affordable(curves, budgets)
-        if len(budgets) == 1:
-            picks = _knapsack([c.errors for c in curves], [c.costs[0] for c in curves], float(budgets[0]))
-        else:
-            picks = _solve_many(curves, budgets)
+        return best_counts(curves, budgets)
     except ConstraintError as error:
         raise ConstraintError(f"{asked(limits)} cannot be met. {error}") from None
+
+
+def best_counts(curves: Sequence[Curve], budgets: Floats) -> list[int]:
+    """One count a curve, with the least summed error within every budget."""
+    curves = _affordable(curves, budgets)
+    if len(budgets) == 1:
+        picks = _knapsack([c.errors for c in curves], [c.costs[0] for c in curves], float(budgets[0]))
+    else:
+        picks = _solve_many(curves, budgets)
     picks = _fill_in(curves, picks, budgets)
     return [int(curve.counts[i]) for curve, i in zip(curves, picks, strict=True)]
 

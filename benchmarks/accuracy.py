@@ -68,7 +68,8 @@ def main() -> None:
     parser.add_argument("--polish", default="auto", choices=("auto", "off"))
     parser.add_argument("--write-docs", action="store_true", help="only put the kept results into docs/results.md")
     if "--write-docs" in sys.argv:
-        put("docs/results.md", "results", table(read(BENCHMARKS / "accuracy.json")["rows"]))
+        for section, name in (("results", "accuracy"), ("stock", "accuracy-stock-polish-off")):
+            put("docs/results.md", section, table(read(BENCHMARKS / f"{name}.json")["rows"]))
         return
     options = parser.parse_args()
     lab = replace(lab_of(options), shape=options.shape)

@@ -110,6 +110,7 @@ def test_questions_carry_the_prompt_of_queries(tmp_path: Path) -> None:
     assert bench.kinds() == {"paragraphs": ["some text"], "questions": ["find: what?"], "sentences": ["one", "two"]}
 
 
+@pytest.mark.slow
 def test_latency(run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime", reason="the ONNX tests need shearling[export]")
     (row,) = run("--latency")

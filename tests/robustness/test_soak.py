@@ -1,8 +1,10 @@
-"""Thirty prunes in one process; `scripts/soak.py` does three hundred."""
+"""Sixty prunes in one process; `scripts/soak.py` does three hundred."""
 
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -23,9 +25,11 @@ def soak() -> ModuleType:
 
 
 @pytest.mark.slow
-def test_memory_stays_flat_and_no_hook_is_left(soak: ModuleType) -> None:
-    seen = list(soak.rounds(30))
-    assert soak.verdict(seen, megabytes=32) == ""
+def test_memory_stays_flat_and_no_hook_is_left() -> None:
+    # A process of its own: in this one, what earlier tests left to the allocator comes and goes.
+    command = [sys.executable, str(SCRIPT), "--rounds", "60", "--megabytes", "16"]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-2000:]
 
 
 def test_the_verdict_sees_what_is_left(soak: ModuleType) -> None:

@@ -1,12 +1,12 @@
 """Accuracy of both methods over tasks, budgets and seeds: the table at the top of docs/results.md.
 
     python benchmarks/accuracy.py --models MODELS --data DATA --seeds 0,1,2,3,4
-    python benchmarks/accuracy.py --models MODELS --data DATA --seeds 0 --shape stock [--polish off]
+    python benchmarks/accuracy.py --models MODELS --data DATA --seeds 0 --shape stock [--polish off|PASSES]
 
 MODELS holds one fine-tuned model a task (`python ../shared/tools/assemble_models.py MODELS`), DATA the task's
 TASK.train.* and TASK.dev.* files. The sample is 2,048 training examples drawn by the seed; `surgeon` sees no labels.
 Points are kept in OUT/points.jsonl, so that an interrupted run goes on; the table goes to OUT/accuracy.json, that of
-stock shapes to OUT/accuracy-stock.json or OUT/accuracy-stock-polish-off.json.
+stock shapes to OUT/accuracy-stock.json, those of another --polish to OUT/accuracy-stock-polish-40.json and the like.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ sys.path.insert(0, str(ROOT / "experiments"))
 from common import PAPER, SURGEON, Lab, arguments, execute, lab_of  # noqa: E402
 from tables import BENCHMARKS, put, read  # noqa: E402
 
+from shearling.engine.polish import Polish  # noqa: E402
+
 BUDGETS = (0.7, 0.5, 0.3, 0.2, 0.1, 0.05)
 STOCK_BUDGETS = (0.6, 0.5, 0.35)
 METHODS = (SURGEON, PAPER)
 TITLES = {"sst2": "SST-2", "stsb": "STS-B", "mrpc": "MRPC", "qnli": "QNLI"}
 
 
-def rows(lab: Lab, methods: str = "", budgets: str = "", polish: str = "auto") -> Iterator[dict[str, Any]]:
+def rows(lab: Lab, methods: str = "", budgets: str = "", polish: Polish = "auto") -> Iterator[dict[str, Any]]:
     known = METHODS if lab.shape == "uneven" else (SURGEON,)
     asked = [float(budget) for budget in budgets.split(",") if budget]
     for method in [m for m in known if m.name in methods] or known:
@@ -59,13 +61,17 @@ def _cell(row: dict[str, Any]) -> str:
     return f"{row['value']:.1f}{spread}"
 
 
+def passes(text: str) -> Polish:
+    return int(text) if text.isdigit() else text
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.set_defaults(out=Path(__file__).parent / "results", seeds="0,1,2,3,4")
     parser.add_argument("--methods", default="", help="surgeon or paper alone")
     parser.add_argument("--budgets", default="", help="comma-separated, instead of the table's")
     parser.add_argument("--shape", default="uneven", choices=("uneven", "stock"))
-    parser.add_argument("--polish", default="auto", choices=("auto", "off"))
+    parser.add_argument("--polish", default="auto", type=passes, help="auto, off or passes")
     parser.add_argument("--write-docs", action="store_true", help="only put the kept results into docs/results.md")
     if "--write-docs" in sys.argv:
         for section, name in (("results", "accuracy"), ("stock", "accuracy-stock-polish-off")):
@@ -73,7 +79,7 @@ def main() -> None:
         return
     options = parser.parse_args()
     lab = replace(lab_of(options), shape=options.shape)
-    variant = ["stock"] * (options.shape == "stock") + ["polish-off"] * (options.polish == "off")
+    variant = ["stock"] * (options.shape == "stock") + [f"polish-{options.polish}"] * (options.polish != "auto")
     made = partial(rows, methods=options.methods, budgets=options.budgets, polish=options.polish)
     print(table(execute("-".join(["accuracy", *variant]), made, lab)))
 

@@ -22,6 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 import bge
 from onnx import TensorProto, helper, numpy_helper
 
+pytestmark = pytest.mark.slow  # the harness is not the product: its tests wait for the slow checks
+
 STEP, ZERO = np.float32(0.01), 3  # of int8
 TABLES = ("word_embeddings.weight", "position_embeddings.weight", "token_type_embeddings.weight")
 

@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 import embedding
 import tables
 
+pytestmark = pytest.mark.slow  # the harness is not the product: its tests wait for the slow checks
+
 VOCABULARY = [word for word in WORDS.split() if word.isalpha()]
 
 

@@ -39,6 +39,8 @@ from shearling.surgeon.measure import Curvature
 from shearling.surgeon.order import order
 from tiny import batches_of, model_of
 
+pytestmark = pytest.mark.slow  # the harness is not the product: its tests wait for the slow checks
+
 DAMP = 1e-2
 
 

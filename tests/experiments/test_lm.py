@@ -29,6 +29,8 @@ from families import slow
 from shearling.models.shrink import shrink
 from shearling.models.structure import structure_of
 
+pytestmark = pytest.mark.slow  # the harness is not the product: its tests wait for the slow checks
+
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,

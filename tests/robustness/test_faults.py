@@ -176,6 +176,7 @@ def launched(*arguments: str) -> CompletedProcess[str]:
     return python(launcher, "--standalone", "--nproc_per_node", "2", *arguments, **ENVIRONMENT)
 
 
+@pytest.mark.slow
 def test_torchrun_shares_the_work(dense: Path, tmp_path: Path) -> None:
     command = ["prune", str(dense), "--data", str(rows_file(tmp_path / "rows.jsonl")), "--flops", "0.5"]
     out = tmp_path / "out"
@@ -189,6 +190,7 @@ def test_torchrun_shares_the_work(dense: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_ends_the_run(dense: Path, tmp_path: Path) -> None:
     rows, script = rows_file(tmp_path / "rows.jsonl"), tmp_path / "lost.py"
     script.write_text(LOST)

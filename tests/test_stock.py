@@ -14,6 +14,7 @@ import torch
 import shearling
 from families import outputs_of, tiny_batches, tiny_model
 from latency.tables import table_of
+from shearling import pipeline
 from shearling.costs import Constraint
 from shearling.engine.bridges import divergences_without
 from shearling.engine.divergence import of_examples
@@ -232,6 +233,20 @@ def test_a_latency_is_met(deep: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert record["latency"]["measured"] <= 0.4
     assert record["flops"]["ratio"] <= 0.6
     assert record["shape"] == "stock"
+
+
+def test_uneven_shapes_are_tried_once_however_often_the_table_is_corrected(
+    deep: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[Any] = []
+    monkeypatch.setattr(meet, "device_name", lambda _: "here")
+    monkeypatch.setattr(meet, "measure_ratio", lambda *_, **__: 0.9)
+    monkeypatch.setattr(pipeline, "uneven_loss", lambda *given, **_: tried.append(given) or 0.5)
+    table = table_of(structure_of(deep), device="here")
+    pruned = shearling.prune(deep, batches_of(), latency=0.8, table=table, shape="stock", progress=False)
+    assert pruned.report.to_json()["latency"]["corrections"] > 0
+    assert len(tried) == 1
+    assert pruned.report.to_json()["stock"]["uneven_loss"] == 0.5
 
 
 def test_saved_loaded_and_pruned_again(deep: Any, tmp_path: Path) -> None:

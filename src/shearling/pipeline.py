@@ -30,7 +30,7 @@ from shearling.latency.meet import Met, meet, table_for
 from shearling.methods import Evidence, Method, Repaired, asked, configured, method_of, settings_of
 from shearling.methods.layers import LayerOrder
 from shearling.methods.ranges import MOST_TOKENS, Samples, Shape, checked_samples
-from shearling.methods.stock import Choice, choose_stock
+from shearling.methods.stock import Choice, choose_stock, uneven_loss
 from shearling.models.digest import weights_digest_of
 from shearling.models.positions import positions_of
 from shearling.models.shrink import Cut
@@ -96,10 +96,11 @@ class Plan:
         stages, dense, ratios = Stages(self.watcher), self.structure, target.constraint
         limits = ratios.limits(dense, self.lengths)
         if ratios.latency is None:
-            met = Met(*self._cut(limits, target.multiple_of or self._step, target.shape, stages))
+            step = target.multiple_of or self._step
+            met = Met(*self._cut(limits, step, target.shape, stages))
         else:
-            length = self.sample.mean_length if target.seq_len is None else target.seq_len
             step = target.multiple_of or self.method.filter_step
+            length = self.sample.mean_length if target.seq_len is None else target.seq_len
             met = meet(
                 ratios.latency,
                 target.times or table_for(dense, target.batch_size, length, stages),
@@ -109,6 +110,7 @@ class Plan:
                 stages=stages,
             )
         limits, cut, student = [*limits, *met.limits], met.choice.cut, met.student
+        stock = self._stock_record(met.choice, limits, step, stages)
         teacher, units = cut.teacher(dense), cut.units_of(student, dense)
         with stages("check"):
             check_cut(teacher, student, units, self.sample)
@@ -127,8 +129,9 @@ class Plan:
             alike = on_first(lambda: self._agreement(student))
         seconds = {**self.seconds, **stages.seconds}
         report = self._report(
-            met, student, limits, repairs, alike, polished, check=difference, shape=target.shape, seconds=seconds
-        )
+            met, student, limits, repairs, alike, polished,
+            stock=stock, check=difference, shape=target.shape, seconds=seconds,
+        )  # fmt: skip
         return Pruned(student.model, cut.kept, report)
 
     @cached_property
@@ -168,6 +171,17 @@ class Plan:
             chosen = Choice(Cut(kept))
         with stages("shrink"):
             return chosen, chosen.cut.student(self.structure)
+
+    def _stock_record(
+        self, choice: Choice, limits: Sequence[Limit], multiple_of: int, stages: Stages
+    ) -> dict[str, Any] | None:
+        """What the record says of a stock shape: the choice, and what uneven shapes lose at the same budget."""
+        if choice.told is None:
+            return None
+        given = (self.method, self.evidence, self.structure, limits)
+        with stages("layers"):
+            uneven = uneven_loss(*given, order=self._layer_order, multiple_of=multiple_of)
+        return {**choice.told, "uneven_loss": uneven}
 
     def _polish(self, student: Structure, kept: list[Tensor], stages: Stages) -> Polished | None:
         """Distil the student from the dense model, where the method asks for it."""
@@ -248,7 +262,6 @@ class Plan:
                 *met.warnings,
                 *(alike.warnings if alike else ()),
             ],
-            stock=met.choice.told,
             latency=met.record,
             agreement=None if alike is None else alike.to_json(),
             polish=None if polished is None else polished.to_json(),

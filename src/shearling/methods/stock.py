@@ -88,9 +88,25 @@ def choose_stock(
                 for dial, count in zip(dials, shapes[best].counts, strict=True)
             ],
             "loss": float(order.losses_of(shapes[best].cut).mean()),
-            "uneven_loss": _uneven(method, evidence, structure, limits, order, multiple_of),
         }
     return Choice(shapes[best].cut, told)
+
+
+def uneven_loss(
+    method: Method,
+    evidence: Evidence,
+    structure: Structure,
+    limits: Sequence[Limit],
+    *,
+    order: LayerOrder,
+    multiple_of: int,
+) -> float | None:
+    """The loss of uneven shapes at the same budget, tried alike; None where they cannot meet it."""
+    try:
+        kept = method.choose(evidence, structure, limits, multiple_of=multiple_of, stages=Stages(None))
+    except ConstraintError:
+        return None
+    return float(order.losses_of(Cut(kept)).mean())
 
 
 def _fewest(start: int, losses: Callable[[int], Tensor]) -> int:
@@ -180,19 +196,3 @@ def _check_reach(structure: Structure, dials: Sequence[Dial], limits: Sequence[L
                 f"{asked([limit])} cannot be met by a stock shape: the smallest of this {name}{why} takes {ratio:.3g}. "
                 f"Ask for at least {np.ceil(100 * ratio) / 100:.2f}, or use uneven shapes (--shape uneven)."
             )
-
-
-def _uneven(
-    method: Method,
-    evidence: Evidence,
-    structure: Structure,
-    limits: Sequence[Limit],
-    order: LayerOrder,
-    multiple_of: int,
-) -> float | None:
-    """The loss of uneven shapes at the same budget, tried alike; None where they cannot meet it."""
-    try:
-        kept = method.choose(evidence, structure, limits, multiple_of=multiple_of, stages=Stages(None))
-    except ConstraintError:
-        return None
-    return float(order.losses_of(Cut(kept)).mean())

@@ -130,14 +130,36 @@ def test_two_runs_agree_to_the_bit(method: str, precision: str) -> None:
     assert_alike(first, second, rtol=0, atol=0)
 
 
-def test_a_full_gpu_leaves_the_sums_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = pruned_on("cuda", "surgeon")
+@pytest.mark.parametrize("embeds", [False, True])
+def test_a_full_gpu_leaves_the_sums_to_the_host(embeds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def model() -> Any:
+        return wide().base_model if embeds else wide()
+
+    expected = pruned_on("cuda", "surgeon", model())
     total = torch.cuda.mem_get_info()[1]
     torch.cuda.empty_cache()
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "mem_get_info", lambda *device: (0, total))
-        result = pruned_on("cuda", "surgeon")
+        result = pruned_on("cuda", "surgeon", model())
     assert_alike(result, expected, rtol=1e-6, atol=1e-8)
+
+
+def test_embedding_models_are_pruned_as_on_the_cpu() -> None:
+    here, there = (pruned_on(device, "surgeon", wide().base_model) for device in ("cuda", "cpu"))
+    assert_alike(here, there, rtol=1e-6, atol=1e-8)
+
+
+def test_stock_shapes_are_those_of_the_cpu() -> None:
+    here, there = (
+        shearling.prune(
+            model_of("bert", num_hidden_layers=4).double().to(device), batches_of(5, 6), flops=0.4, shape="stock",
+            method=shearling.Surgeon(precision="float32", polish="off"),
+        )
+        for device in ("cuda", "cpu")
+    )  # fmt: skip
+    assert_alike(here, there, rtol=1e-6, atol=1e-8)
+    assert here.report.stock["layers"] == there.report.stock["layers"]
+    assert here.report.stock["loss"] == pytest.approx(there.report.stock["loss"], rel=1e-5)
 
 
 @EVERY_METHOD

@@ -56,9 +56,10 @@ class Stack:
         """
         key = (self.row.layers, shape, part)
         if key not in batch.remembered:
-            batch.remembered[key] = self._rows(batch, shape, part)
-        rows: Tensor | slice = batch.remembered[key]
-        return rows
+            rows = self._rows(batch, shape, part)
+            batch.remembered[key] = rows if isinstance(rows, slice) else batch.beside_inputs(rows)
+        found: Tensor | slice = batch.remembered[key]
+        return found
 
     def _rows(self, batch: Batch, shape: torch.Size, part: Share) -> Tensor | slice:
         real = self.real_tokens(batch, shape)
@@ -67,8 +68,7 @@ class Stack:
             return slice(*(None if at is None else at * shape[1] for at in (examples.start, examples.stop)))
         chosen = torch.zeros(shape, dtype=torch.bool)
         chosen[examples] = True
-        rows = (chosen if real is None else chosen & real).flatten().nonzero().flatten()
-        return rows.to(next(iter(batch.inputs.values())).device, non_blocking=True)
+        return (chosen if real is None else chosen & real).flatten().nonzero().flatten()
 
     def weights(self, batch: Batch, shape: torch.Size, power: float, part: Share = "all") -> Tensor:
         """[tokens], for those that `rows` gives: n ** -power in an example of n real tokens."""
@@ -76,10 +76,8 @@ class Stack:
         if key not in batch.remembered:
             real = self.real_tokens(batch, shape)
             lengths = torch.full(shape[:1], shape[1]) if real is None else real.sum(1).clamp_min(1)
-            rows = self.rows(batch, shape, part)
             every = (lengths.float() ** -power).repeat_interleave(shape[1])
-            weights = every[rows if isinstance(rows, slice) else rows.cpu()]
-            batch.remembered[key] = weights.to(next(iter(batch.inputs.values())).device, non_blocking=True)
+            batch.remembered[key] = batch.beside_inputs(every[self._rows(batch, shape, part)])
         found: Tensor = batch.remembered[key]
         return found
 

@@ -39,6 +39,10 @@ class Batch:
 
         return Batch(moved(self.inputs), moved(self.labels), self.indices, self.masks)
 
+    def beside_inputs(self, found: Tensor) -> Tensor:
+        """What was worked out on the host, where the model's inputs are."""
+        return found.to(next(iter(self.inputs.values())).device, non_blocking=True)
+
     def pick(self, examples: Tensor) -> Batch:
         """The examples at these places."""
 

@@ -69,7 +69,7 @@ def measure(
         counts[number].add_(len(rows))
         if power:
             weights = stack.weights(batch, shape, power)
-            totals[number].add_(weights.sum())
+            totals[number].add_(weights.sum().to(totals[number]))  # statistics may lie on the host
             rows = scaled(rows, weights.sqrt())
         add_gram_(found[number].A, rows)
 

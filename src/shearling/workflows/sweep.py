@@ -112,8 +112,8 @@ def sweep(
         shape,
     )
     source = Source(
-        model_in(model), data, task, text_columns, label_column, max_length, batch_size, samples, grid.seeds[0], device, dtype,
-        trust_remote_code, flops_length, metric, index, pooling, tokenizer, prefix,
+        model_in(model), data, task, text_columns, label_column, max_length, batch_size, samples, grid.seeds[0], device,
+        dtype, trust_remote_code, flops_length, metric, index, pooling, tokenizer, prefix,
     )  # fmt: skip
     with watching(progress, STAGES) as watcher:
         return sweep_source(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -70,6 +72,41 @@ def test_the_same_seed_gives_the_same_bytes(method: str) -> None:
     )
     assert state(first.model) == state(second.model)
     assert first.report.fingerprint == second.report.fingerprint
+
+
+def without_gradients(model: Any) -> Any:
+    return torch.no_grad()
+
+
+def in_inference(model: Any) -> Any:
+    return torch.inference_mode()
+
+
+def checkpointing(model: Any) -> Any:
+    model.train().gradient_checkpointing_enable()
+    return nullcontext()
+
+
+def compiled(model: Any) -> Any:
+    model.compile()
+    return nullcontext()
+
+
+@methods
+@pytest.mark.parametrize("setting", [without_gradients, in_inference, checkpointing, compiled])
+def test_what_the_caller_has_set_does_not_matter(method: str, setting: Callable[[Any], Any]) -> None:
+    plain, model = model_of("bert"), model_of("bert")
+    expected = shearling.prune(plain, batches_of(), flops=0.5, method=method).model
+    with setting(model):
+        found = shearling.prune(model, batches_of(), flops=0.5, method=method).model
+    assert state(found) == state(expected)
+
+
+def test_a_compiled_model_is_pruned_as_the_model_in_it() -> None:
+    model = model_of("bert")
+    found = shearling.prune(torch.compile(model), batches_of(), flops=0.5).model
+    assert type(found) is type(model)
+    assert state(found) == state(shearling.prune(model, batches_of(), flops=0.5).model)
 
 
 @methods

@@ -17,7 +17,7 @@ from shearling.costs import Counted, Limit, count_params, parameters, sequence_l
 from shearling.engine.agreement import Agreement, Answers, agreement, answers, held_out
 from shearling.engine.decoder import with_targets
 from shearling.engine.distributed import fail_together, on_first, rank_and_world
-from shearling.engine.hooks import device_of
+from shearling.engine.hooks import device_of, eager
 from shearling.engine.memory import batches_that_fit
 from shearling.engine.polish import Polished, polish
 from shearling.engine.precision import used_precision
@@ -90,6 +90,7 @@ class Plan:
         target.check_fits(self.structure, self.method)
         return self.meet(target)
 
+    @eager()
     @fail_together()
     def meet(self, target: Target) -> Pruned:
         """A smaller copy of the model that meets a target, which has been checked."""
@@ -270,6 +271,7 @@ class Plan:
         )
 
 
+@eager()
 @fail_together()
 def measure(
     model: PreTrainedModel,

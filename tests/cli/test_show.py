@@ -29,9 +29,10 @@ def test_json_is_the_record(pruned: Path, capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(capsys.readouterr().out) == record
 
 
-def test_a_page(pruned: Path, tmp_path: Path) -> None:
+def test_a_page(pruned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "new" / "page.html"
     assert command(["show", str(pruned), "--html", str(page)]) == 0
+    assert "FLOPs, layers" in capsys.readouterr().out  # the page comes beside the report, not instead of it
     assert "dense, pruned to 50% of its FLOPs" in page.read_text()
     assert command(["show", str(pruned), "--html", str(page)]) == 2
     assert command(["show", str(pruned), "--html", str(page), "--force"]) == 0

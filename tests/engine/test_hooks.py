@@ -90,6 +90,22 @@ def test_the_gradient_starts_at_the_first_layer() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.parametrize("family", ["bert", "albert"])
+def test_embeddings_that_give_gradients_change_nothing(family: str) -> None:
+    """As they do once gradient checkpointing is enabled; layers that share weights still start only one gradient."""
+    (batch,) = as_run(batches_of(1))
+    found = []
+    for asked in (False, True):
+        model = model_of(family)
+        if asked:
+            model.enable_input_require_grads()
+        with frozen(model), differentiable(structure_of(model)) as leaves:
+            run(model, batch).logits.square().sum().backward(inputs=leaves)
+        found.append([leaf.grad for leaf in leaves])
+    torch.testing.assert_close(found[1], found[0])
+    assert len(found[0]) == len(structure_of(model).stacks)
+
+
 def test_flat_takes_the_real_tokens() -> None:
     h = torch.arange(12.0).view(2, 3, 2)
     real = torch.tensor([[True, True, False], [True, False, False]])

@@ -376,6 +376,9 @@ API: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "texts without a tokenizer": (
         lambda: shearling.prune(bert(), ["a", "b"], flops=0.5), shearling.InputError, "Give one: tokenizer="
     ),
+    "texts from a generator": (
+        lambda: shearling.prune(bert(), (text for text in ["a", "b"]), flops=0.5), shearling.DataError, "as a list"
+    ),
     "a number for batches": (lambda: shearling.prune(bert(), 3, flops=0.5), shearling.DataError, "int"),
     "batches the model cannot run": (
         lambda: shearling.prune(bert(), [{"pixels": torch.zeros(2, 3)}], flops=0.5), shearling.DataError, "nothing"

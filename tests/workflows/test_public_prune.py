@@ -106,6 +106,17 @@ def test_what_is_no_model_is_told(texts: list[str]) -> None:
         shearling.prune(torch.nn.Linear(2, 2), texts, flops=0.5, progress=False)
 
 
+def test_a_result_is_taken_as_a_model(place: Path, texts: list[str]) -> None:
+    half = shearling.prune(dense(place), texts, flops=0.5, progress=False)
+    rows = str(place / "dev.jsonl")
+    assert (
+        shearling.evaluate(half, rows, progress=False).value
+        == shearling.evaluate(half.model, rows, progress=False).value
+    )
+    again = shearling.prune(half, texts, flops=0.5, progress=False)
+    assert again.report.dense_layers == half.report.layers
+
+
 def test_eval_scores_both_and_times_them(place: Path, texts: list[str]) -> None:
     rows = str(place / "dev.jsonl")
     pruned = shearling.prune(dense(place), texts, flops=0.5, eval=rows, progress=False, seq_len=9, batch_size=2)

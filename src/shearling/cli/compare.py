@@ -48,5 +48,5 @@ def compare(
         say(f"page written to {html}", quiet=quiet)
     if as_json:
         emit(result.to_json())
-    elif html is None:
+    else:
         print_facts(facts_of_comparison(result.to_json()))

@@ -26,5 +26,5 @@ def show(
         say(f"page written to {html}")
     if as_json:
         emit({key: value for key, value in record.items() if key != "kept"})
-    elif html is None:
+    else:
         print_facts(facts_of(record))

@@ -37,6 +37,16 @@ def frozen(model: nn.Module) -> Iterator[None]:
             config.use_cache = True
 
 
+@contextmanager
+def eager() -> Iterator[None]:
+    """Gradients can be computed and compiled models run without their compiled code, whatever the caller has set.
+
+    Usable as a decorator. Hooks inside compiled code are not called as often as sums over the sample need it.
+    """
+    with torch.inference_mode(False), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+        yield
+
+
 def device_of(model: nn.Module) -> torch.device:
     """Where the model wants its inputs."""
     return next(model.parameters()).device
@@ -104,7 +114,7 @@ def differentiable(structure: Structure) -> Iterator[list[Tensor]]:
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         hidden, rest, named = split_call(args, kwargs)
-        if not hidden.requires_grad:  # layers that share weights run this hook once per depth
+        if not _reaches(hidden, leaves):  # layers that share weights run this hook once per depth
             hidden = hidden.detach().requires_grad_()
             leaves.append(hidden)
         return (hidden, *rest), named
@@ -114,6 +124,23 @@ def differentiable(structure: Structure) -> Iterator[list[Tensor]]:
             handle = one.layers[0].register_forward_pre_hook(hook, with_kwargs=True)
             stack.callback(handle.remove)
         yield leaves
+
+
+def _reaches(values: Tensor, leaves: Sequence[Tensor]) -> bool:
+    """Whether gradients of `values` flow back to one of the leaves.
+
+    `requires_grad` does not tell: embeddings of a model with gradient checkpointing give gradients too.
+    """
+    nodes, seen = [values.grad_fn], set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        if any(getattr(node, "variable", None) is leaf for leaf in leaves):
+            return True
+        seen.add(node)
+        nodes += [before for before, _ in node.next_functions]
+    return False
 
 
 def split_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:

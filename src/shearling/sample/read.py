@@ -151,7 +151,7 @@ class _Reader:
         if not isinstance(raw, Mapping):
             raise DataError(
                 f"Batch {number} of the sample is a {type(raw).__name__}; expected a dict of tensors such as "
-                "{'input_ids': ..., 'attention_mask': ...}."
+                "{'input_ids': ..., 'attention_mask': ...}. Texts and rows come as a list, a file name or a data set."
             )
         tensors = self._tensors(raw, number)
         sizes = {key: len(value) for key, value in tensors.items()}

@@ -13,6 +13,7 @@ from shearling.evaluation.compare import Comparison, Side
 from shearling.evaluation.compare import compare as compare_sides
 from shearling.evaluation.exam import make_exam
 from shearling.pipeline import Pruned
+from shearling.workflows.given import model_in
 from shearling.workflows.progress import READING, ProgressLike, quiet, step, watching
 from shearling.workflows.source import Source, check_early, open_source, rows_of, text_columns_of
 
@@ -47,7 +48,7 @@ def compare(
 
     >>> shearling.compare("my-model", pruned, "dev.jsonl")  # doctest: +SKIP
 
-    first, second  what `shearling.evaluate` takes as a model, or what `shearling.prune` gave
+    first, second  what `shearling.evaluate` takes as a model
     data        examples: a file name, texts, pairs, a `datasets.Dataset`, a list of dicts. Scores need labels, the rest
                 does not. By default the task's own dev set
     tokenizer   of both; by default each model's own
@@ -74,7 +75,7 @@ def compare_sources(source: Source, second: Any, *, limit: int | None = None, wa
     names, opened = [], []
     for number, model in enumerate((source.model, second), start=1):
         pruned = isinstance(model, Pruned)
-        one = replace(source, model=model.model if pruned else model)
+        one = replace(source, model=model_in(model))
         names.append("pruned" if pruned else one.name or type(model).__name__)  # a model in memory goes by its origin
         opened.append(open_source(one))
         watcher("load", number, 2)

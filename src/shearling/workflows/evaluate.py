@@ -14,6 +14,7 @@ from shearling.checkpoint.record import add_evaluation, base_of
 from shearling.engine.progress import Watcher
 from shearling.errors import DataError, ShearlingError
 from shearling.evaluation.exam import Evaluation
+from shearling.workflows.given import model_in
 from shearling.workflows.progress import READING, ProgressLike, quiet, step, watching
 from shearling.workflows.pruning import take
 from shearling.workflows.source import Loaded, Source, check_early, exam_of, open_source
@@ -51,7 +52,7 @@ def evaluate(
 ) -> Evaluation:
     """Score a model, dense or pruned, on labelled data.
 
-    model       a transformers model, a directory or Hub id, a SentenceTransformer or CrossEncoder
+    model       what `shearling.prune` takes as a model, or gave
     data        labelled rows: a file name, a `datasets.Dataset`, or a list of dicts; by default the task's own dev set
     tokenizer   by default the one that lies beside the model
     task        sst2, mnli, squad, ... or classification, sts, retrieval, ...; by default what the head is for
@@ -69,7 +70,7 @@ def evaluate(
     progress    True, False, or a function called with (stage, done, total)
     """
     source = Source(
-        model, data, task, text_columns, label_column, max_length, batch_size, device=device, dtype=dtype,
+        model_in(model), data, task, text_columns, label_column, max_length, batch_size, device=device, dtype=dtype,
         trust_remote_code=trust_remote_code, metric=metric, index=index, pooling=pooling, tokenizer=tokenizer,
         prefix=prefix,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What callers give as data, and whether it has to be read first. Imports nothing heavy: plain batches need no more."""
+"""What callers give as a model and as data, and whether that has to be read first. Plain batches need nothing more."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
+
+from shearling.checkpoint.pruned import Pruned
 
 # A file name, texts, pairs of texts, rows, a raw or tokenised `datasets.Dataset`, a DataLoader, batches.
 Data = (
@@ -49,6 +51,13 @@ def is_text(example: Any) -> bool:
     if isinstance(example, str):
         return True
     return isinstance(example, (list, tuple)) and len(example) == 2 and all(isinstance(e, str) for e in example)
+
+
+def model_in(given: Any) -> Any:
+    """The model that is in what `shearling.prune` gave, or in what torch.compile made of it; else what was given."""
+    if isinstance(given, Pruned):
+        return given.model
+    return getattr(given, "_orig_mod", given)
 
 
 def is_transformer(model: Any) -> bool:

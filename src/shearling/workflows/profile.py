@@ -13,7 +13,7 @@ from shearling.latency.profile import BUDGET
 from shearling.latency.profile import profile as profile_model
 from shearling.latency.table import Table
 from shearling.report.charts import check_picture, plot
-from shearling.workflows.given import renamed
+from shearling.workflows.given import model_in, renamed
 from shearling.workflows.progress import ProgressLike, step, watching
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def profile(
 ) -> Table:
     """Time the model's own layers here, with fewer and fewer units: the table that `latency=` is met by.
 
-    model       a transformers model, timed on the device and in the dtype it is in; or a directory or Hub id
+    model       a transformers model or what `shearling.prune` gave, timed on the device and in the dtype it is in; or
+                a directory or Hub id
     batch_size, seq_len  examples in a batch and tokens in an example, as the model will run
     threads     of the CPU; by default as many as torch uses
     runtime     "eager", or "graphs": each model is recorded as a CUDA graph and replayed
@@ -57,7 +58,7 @@ def profile(
             with step(watcher, "load"):
                 model = load_model(str(model), device=device, dtype=dtype, trust_remote_code=trust_remote_code)
         return profile_model(
-            model,
+            model_in(model),
             batch_size=batch_size,
             seq_len=seq_len,
             threads=threads,

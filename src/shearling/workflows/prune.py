@@ -15,7 +15,7 @@ from shearling.methods import Method, method_of
 from shearling.methods.ranges import Samples, Shape
 from shearling.pipeline import Plan, Pruned
 from shearling.target import TableLike, Target
-from shearling.workflows.given import Data, is_transformer, needs_reading, renamed
+from shearling.workflows.given import Data, is_transformer, model_in, needs_reading, renamed
 from shearling.workflows.progress import READING, ProgressLike, stages_of, watching
 
 
@@ -62,7 +62,7 @@ def prune(
     >>> pruned = shearling.prune("my-model", ["a text", "another"], flops=0.5)  # doctest: +SKIP
     >>> pruned.save("my-model-50")  # doctest: +SKIP
 
-    model       a transformers model, a directory or Hub id, a SentenceTransformer or CrossEncoder
+    model       a transformers model, a directory or Hub id, a SentenceTransformer or CrossEncoder, or what this gave
     data        a list of texts or of pairs, a file name, a raw or tokenised `datasets.Dataset`, a DataLoader, batches
     tokenizer   for texts; by default the one that lies beside the model
 
@@ -99,7 +99,7 @@ def prune(
     """
     length = renamed("length", "flops_length", length, flops_length)
     progress = renamed("watcher", "progress", watcher, progress)
-    chosen = method_of(method)
+    model, chosen = model_in(model), method_of(method)
     expected = stages_of(chosen, scored=eval is not None, drop=max_drop is not None)
     target = Target(flops, params, multiple_of, latency, table, correct, batch_size, seq_len, shape)
     with watching(progress, expected) as watch:
@@ -154,7 +154,7 @@ def measure(
     """
     length = renamed("length", "flops_length", length, flops_length)
     progress = renamed("watcher", "progress", watcher, progress)
-    chosen = method_of(method)
+    model, chosen = model_in(model), method_of(method)
     with watching(progress, READING | dict(chosen.stages)) as watch:
         if _ready(model, data):
             return pipeline.measure(

@@ -25,6 +25,7 @@ from shearling.models.digest import weights_digest_of
 from shearling.models.structure import Structure, structure_of
 from shearling.report.points import name_of
 from shearling.sample.read import sample_of
+from shearling.workflows.given import model_in
 from shearling.workflows.grid import Grid, budgets_of, outcomes
 from shearling.workflows.progress import READING, ProgressLike, quiet, watching
 from shearling.workflows.pruning import changes, take, timed
@@ -111,8 +112,8 @@ def sweep(
         shape,
     )
     source = Source(
-        model, data, task, text_columns, label_column, max_length, batch_size, samples, grid.seeds[0], device, dtype,
-        trust_remote_code, flops_length, metric, index, pooling, tokenizer, prefix,
+        model_in(model), data, task, text_columns, label_column, max_length, batch_size, samples, grid.seeds[0], device,
+        dtype, trust_remote_code, flops_length, metric, index, pooling, tokenizer, prefix,
     )  # fmt: skip
     with watching(progress, STAGES) as watcher:
         return sweep_source(

@@ -65,7 +65,7 @@ def onnx(model: Any, inputs: dict[str, torch.Tensor], folder: Path) -> Run:
     from shearling.exporters.graph import reference
     from shearling.exporters.table import find_format
 
-    _, kind = find_format("onnx")
+    kind = find_format("onnx")
     if device_of(model).type != "cpu" or model.dtype != torch.float32:
         raise RuntimeError("ONNX Runtime is timed on the CPU in float32 only")
     path = folder / f"{id(model)}.onnx"

@@ -16,7 +16,7 @@ from families import outputs_of, tiny_batches, tiny_model
 from latency.tables import table_of
 from shearling import pipeline
 from shearling.engine.bridges import divergences_without
-from shearling.engine.divergence import of_examples
+from shearling.engine.distance import divergences
 from shearling.errors import ConstraintError, InputError, UnsupportedArchitecture
 from shearling.latency import meet
 from shearling.methods import stock
@@ -70,7 +70,7 @@ def test_loads_where_shearling_cannot_be_imported(tmp_path: Path) -> None:
 def divergence(dense: Any, pruned: Any, batches: Any) -> float:
     """The mean over all examples."""
     with torch.no_grad():
-        each = [of_examples(dense, dense(**b.inputs), pruned(**b.inputs), b) for b in batches]
+        each = [divergences(dense, dense(**b.inputs), pruned(**b.inputs), b) for b in batches]
     return float(torch.cat(each).mean())
 
 

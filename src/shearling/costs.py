@@ -100,7 +100,7 @@ def macs_per_unit(sublayer: Sublayer, length: float, source: float = 0.0) -> flo
     product = 2 * pairs * sublayer.width if sublayer.kind == "heads" else 0.0  # q k^T and its product with v
     rows = sublayer.position_rows(length)
     positions = sublayer.position_products * rows * sublayer.width  # projected, then met by tokens
-    once = length * sublayer.weights_per_unit + source * sublayer.source_weights_per_unit
+    once = length * sublayer.weights_per_unit + source * sublayer.entries_per_unit("source")
     return sublayer.repeats * (once + product + positions * (sublayer.weight.shape[0] + length))
 
 

@@ -65,7 +65,7 @@ def onnx(model: Any, inputs: dict[str, torch.Tensor], folder: Path) -> Run:
     from shearling.exporters.graph import reference
     from shearling.exporters.table import find_format
 
-    _, kind = find_format("onnx")
+    kind = find_format("onnx")
     if device_of(model).type != "cpu" or model.dtype != torch.float32:
         raise RuntimeError("ONNX Runtime is timed on the CPU in float32 only")
     path = folder / f"{id(model)}.onnx"
@@ -179,14 +179,14 @@ def _task(args: argparse.Namespace, task: str) -> tuple[Any, shearling.Plan, Cal
     from shearling.evaluation.exam import make_exam
     from shearling.methods import Surgeon
     from shearling.pipeline import measure
-    from shearling.workflows.source import Source, draw, open_source
+    from shearling.workflows.source import Source, open_source
 
     def file(part: str) -> str:
         return str(next(iter(sorted(args.data.glob(f"{task}.{part}.*")))))
 
     model = str(args.models / f"minilm-l6-{task}")
     source = Source(model, file("train"), task, samples=args.samples, device=args.device)
-    loaded = draw(source, open_source(source), labels="ignore")
+    loaded = open_source(source, methods=[Surgeon()])
     plan = measure(loaded.model, loaded.examples, **source.sampling, method=Surgeon())
     exam = make_exam(loaded.model, loaded.tokenizer, read_rows(file("dev")), task)
     return loaded, plan, lambda m: float(exam.take(m, device=args.device).value)

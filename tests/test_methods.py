@@ -8,11 +8,12 @@ from torch import Tensor
 
 import shearling
 import shearling.methods.ranges
-from shearling.costs import Constraint, count_macs, flops_limit
+from shearling.costs import count_macs, flops_limit
 from shearling.engine.progress import Stages
 from shearling.errors import ConstraintError, InputError, ModelError
 from shearling.methods import Paper, Repaired, Surgeon, configured, method_of
 from shearling.models.structure import structure_of
+from shearling.target import Target
 from tiny import batches_of, model_of
 
 
@@ -193,7 +194,7 @@ def test_a_guarded_paper_keeps_what_the_examples_kept_out_confirm() -> None:
     model, batches = model_of("bert", intermediate_size=96), batches_of(4, 8)
     plan = shearling.measure(model, batches, method=shearling.Paper(guarded=True))
     plain = shearling.Paper()
-    limits = Constraint.of(flops=0.5).limits(plan.structure, plan.lengths)
+    limits = Target(flops=0.5).limits(plan.structure, plan.lengths)
     chosen = {
         method.guarded: method.choose(plan.evidence, plan.structure, limits, multiple_of=1, stages=Stages())
         for method in (plain, shearling.Paper(guarded=True))

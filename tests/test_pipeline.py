@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import shearling
-from shearling.costs import Constraint
 from shearling.engine.progress import Stages
 from shearling.errors import ConstraintError, DataError, InputError, ModelError, UnsupportedArchitecture
+from shearling.target import Target
 from tiny import batches_of, model_of
 
 methods = pytest.mark.parametrize("method", ["surgeon", "paper"])
@@ -143,7 +143,7 @@ def test_never_over_any_budget(
     plan = plans[method]
     if flops is None and params is None:
         return
-    limits = Constraint.of(flops=flops, params=params).limits(plan.structure, plan.lengths)
+    limits = Target(flops=flops, params=params).limits(plan.structure, plan.lengths)
     kept = plan.method.choose(plan.evidence, plan.structure, limits, multiple_of=multiple, stages=Stages())
     counts = [len(units) for units in kept]
     for limit in limits:

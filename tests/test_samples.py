@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import shearling
-from shearling.costs import Constraint
 from shearling.engine.progress import Stages
 from shearling.errors import InputError
 from shearling.methods import surgeon
@@ -14,6 +13,7 @@ from shearling.methods.surgeon import Surgeon
 from shearling.models.shrink import shrink
 from shearling.models.structure import structure_of
 from shearling.sample.read import accepted_by, sample_of
+from shearling.target import Target
 from tiny import batches_of, model_of
 
 
@@ -62,7 +62,7 @@ def test_less_is_settled_the_smaller_the_budget() -> None:
     plan = shearling.measure(model, batches_of(8, 4))
     losses = []
     for flops in (0.9, 0.6, 0.3):
-        limits = Constraint.of(flops=flops).limits(plan.structure, plan.lengths)
+        limits = Target(flops=flops).limits(plan.structure, plan.lengths)
         kept = Surgeon().choose(plan.evidence, plan.structure, limits, multiple_of=1, stages=Stages())
         losses.append(Surgeon().expected_loss(plan.evidence, plan.structure, kept, plan.lengths))
     assert 0 < losses[0] < losses[1] < losses[2]

@@ -15,9 +15,8 @@ import shearling
 from families import outputs_of, tiny_batches, tiny_model
 from latency.tables import table_of
 from shearling import pipeline
-from shearling.costs import Constraint
 from shearling.engine.bridges import divergences_without
-from shearling.engine.divergence import of_examples
+from shearling.engine.distance import divergences
 from shearling.errors import ConstraintError, InputError, UnsupportedArchitecture
 from shearling.latency import meet
 from shearling.methods import stock
@@ -26,6 +25,7 @@ from shearling.models.stock import all_layers, less, removable_layers, without_l
 from shearling.models.structure import structure_of
 from shearling.pipeline import measure
 from shearling.sample.read import sample_of
+from shearling.target import Target
 from tiny import batches_of, inputs_of, model_of
 from warm import python
 
@@ -70,7 +70,7 @@ def test_loads_where_shearling_cannot_be_imported(tmp_path: Path) -> None:
 def divergence(dense: Any, pruned: Any, batches: Any) -> float:
     """The mean over all examples."""
     with torch.no_grad():
-        each = [of_examples(dense, dense(**b.inputs), pruned(**b.inputs), b) for b in batches]
+        each = [divergences(dense, dense(**b.inputs), pruned(**b.inputs), b) for b in batches]
     return float(torch.cat(each).mean())
 
 
@@ -85,7 +85,7 @@ def deep() -> Any:
 
 def best_by_brute_force(plan: Any, asked: dict[str, float], groups: Sequence[int] = ()) -> list[list[int]]:
     """Per depth that can meet the budgets, the counts of the sublayers with the least loss by the curves."""
-    limits = Constraint.of(**asked).limits(plan.structure, plan.lengths)
+    limits = Target(**asked).limits(plan.structure, plan.lengths)
     losses = plan.method.losses(plan.evidence, plan.structure, plan.lengths)
     found = []
     for removal in plan._layer_order:

@@ -83,35 +83,6 @@ def asked(limits: Sequence[Limit]) -> str:
     return ", ".join(dict.fromkeys(f"{limit.name}={limit.ratio:g}" for limit in limits))
 
 
-@dataclass(frozen=True)
-class Constraint:
-    """What the user asks for: ratios of the dense model's costs, all of which must hold."""
-
-    flops: float | None = None
-    params: float | None = None
-    latency: float | None = None
-
-    @classmethod
-    def of(cls, *, flops: object = None, params: object = None, latency: object = None) -> Constraint:
-        """The constraint as a caller gave it, checked."""
-        given = {"flops": flops, "params": params, "latency": latency}
-        ratios = {name: ratio_of(name, value) for name, value in given.items() if value is not None}
-        if not ratios:
-            raise ConstraintError(
-                "Give a constraint: flops=0.5, params=0.5 or latency=0.5 (--flops 0.5 ...), or several together."
-            )
-        return cls(**ratios)
-
-    def limits(self, structure: Structure, lengths: Sequence[float]) -> list[Limit]:
-        """FLOPs and parameters as tables of costs; a latency's own come from its table."""
-        limits = []
-        if self.flops is not None:
-            limits.append(flops_limit(structure, lengths, self.flops))
-        if self.params is not None:
-            limits.append(params_limit(structure, self.params))
-        return limits
-
-
 def ratio_of(name: str, value: object) -> float:
     """A constraint as the user gave it, checked."""
     try:
@@ -129,7 +100,7 @@ def macs_per_unit(sublayer: Sublayer, length: float, source: float = 0.0) -> flo
     product = 2 * pairs * sublayer.width if sublayer.kind == "heads" else 0.0  # q k^T and its product with v
     rows = sublayer.position_rows(length)
     positions = sublayer.position_products * rows * sublayer.width  # projected, then met by tokens
-    once = length * sublayer.weights_per_unit + source * sublayer.source_weights_per_unit
+    once = length * sublayer.weights_per_unit + source * sublayer.entries_per_unit("source")
     return sublayer.repeats * (once + product + positions * (sublayer.weight.shape[0] + length))
 
 

@@ -94,16 +94,16 @@ class Plan:
     @fail_together()
     def meet(self, target: Target) -> Pruned:
         """A smaller copy of the model that meets a target, which has been checked."""
-        stages, dense, ratios = Stages(self.watcher), self.structure, target.constraint
-        limits = ratios.limits(dense, self.lengths)
-        if ratios.latency is None:
+        stages, dense = Stages(self.watcher), self.structure
+        limits = target.limits(dense, self.lengths)
+        if target.latency is None:
             step = target.multiple_of or self._step
             met = Met(*self._cut(limits, step, target.shape, stages))
         else:
             step = target.multiple_of or self.method.filter_step
             length = self.sample.mean_length if target.seq_len is None else target.seq_len
             met = meet(
-                ratios.latency,
+                target.latency,
                 target.times or table_for(dense, target.batch_size, length, stages),
                 dense,
                 lambda more: self._cut([*limits, *more], step, target.shape, stages),
@@ -315,7 +315,7 @@ def measure(
 
     look = partial(method.measure, structure, seed=seed, stages=stages)
     # A latency's limits change while it is met.
-    limits = [] if target is None or target.latency is not None else target.constraint.limits(structure, lengths)
+    limits = [] if target is None or target.latency is not None else target.limits(structure, lengths)
     first = sample
     # Stock shapes lose more at the same budget, and their fits gain more from examples.
     few = target is not None and target.shape == "uneven" and bool(limits)

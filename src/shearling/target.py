@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from shearling.costs import Constraint
+from shearling.costs import KINDS, Limit, flops_limit, params_limit, ratio_of
 from shearling.errors import ConstraintError
 from shearling.latency.table import Table, check_fits, load_table
 from shearling.methods import Method
@@ -18,7 +20,7 @@ TableLike = Table | str | os.PathLike[str] | None
 
 @dataclass(frozen=True)
 class Target:
-    """A constraint and how to meet it: the options of `Plan.prune`."""
+    """A constraint, as ratios of the dense model's costs which must all hold, and how to meet it."""
 
     flops: float | None = None
     params: float | None = None
@@ -31,11 +33,6 @@ class Target:
     shape: Shape = "uneven"
 
     @property
-    def constraint(self) -> Constraint:
-        """The ratios, checked."""
-        return Constraint.of(flops=self.flops, params=self.params, latency=self.latency)
-
-    @property
     def times(self) -> Table | None:
         """The latency table, once `checked` has read it."""
         return self.table if isinstance(self.table, Table) else None
@@ -44,11 +41,27 @@ class Target:
         """The target with its table read; complains before any work is done."""
         checked_shape(self.shape)
         checked_multiple(self.multiple_of)
-        if self.constraint.latency is None and self.table is not None:
+        given = {name: getattr(self, name) for name in KINDS}
+        ratios: dict[str, Any] = {n: ratio_of(n, value) for n, value in given.items() if value is not None}
+        if not ratios:
+            raise ConstraintError(
+                "Give a constraint: flops=0.5, params=0.5 or latency=0.5 (--flops 0.5 ...), or several together."
+            )
+        if self.latency is None and self.table is not None:
             raise ConstraintError(
                 "--table is of use with --latency only, and there is no latency; ask for one: latency=0.5."
             )
-        return replace(self, table=load_table(self.table)) if isinstance(self.table, (str, os.PathLike)) else self
+        table = load_table(self.table) if isinstance(self.table, (str, os.PathLike)) else self.table
+        return replace(self, **ratios, table=table)
+
+    def limits(self, structure: Structure, lengths: Sequence[float]) -> list[Limit]:
+        """FLOPs and parameters as tables of costs; a latency's own come from its table."""
+        limits = []
+        if self.flops is not None:
+            limits.append(flops_limit(structure, lengths, self.flops))
+        if self.params is not None:
+            limits.append(params_limit(structure, self.params))
+        return limits
 
     def check_fits(self, structure: Structure, method: Method) -> None:
         """Complain where the table is of another model, or where the method has no such shapes of this one."""

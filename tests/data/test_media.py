@@ -135,7 +135,7 @@ def test_compare_retrain_and_export_from_a_folder_of_images(
     more = ["--eval", str(pictures), "--teacher", dense, "--epochs", "1", "--device", "cpu", "--json", "--quiet"]
     assert run(["retrain", half, *data, "--out", out, *more]) == 0
     assert json.loads(capsys.readouterr().out)["retrained"]["after"]["examples"] == 72
-    wanted = Wanted(half, "onnx", FORMATS["onnx"], "float32", str(pictures))
+    wanted = Wanted(half, FORMATS["onnx"], "float32", str(pictures))
     wanted.read(load_model(half, device="cpu"))
     batches = wanted.batches
     assert [tuple(batch["pixel_values"].shape[1:]) for batch in batches] == [(3, 16, 16)] * len(batches)

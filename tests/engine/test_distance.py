@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, kl_divergence
 
-from shearling.engine.distance import output_distance, output_scale
+from shearling.engine.distance import divergences, output_distance, output_scale
 from shearling.sample.batch import Batch
+from tiny import as_run, batches_of
 
 CLASSES = SimpleNamespace(problem_type=None)
 NUMBERS = SimpleNamespace(problem_type="regression")
@@ -19,6 +20,7 @@ LABELS = SimpleNamespace(problem_type="multi_label_classification")
 MASK = torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]])
 BATCH = Batch({"attention_mask": MASK}, {}, torch.arange(3))
 ONE = torch.ones(())
+MODEL = SimpleNamespace(config=CLASSES)
 
 
 def pair(*shape: int) -> tuple[Tensor, Tensor]:
@@ -83,3 +85,40 @@ def test_embeddings_by_distance_and_similarity() -> None:
     alone = output_distance(CLASSES, {"embedding": s}, {"embedding": t}, BATCH, torch.tensor(size), similarities=0.0)
     assert float(alone) == pytest.approx(apart, rel=1e-4)
     assert distance(CLASSES, "embedding", t, t) == 0
+
+
+def test_divergences_of_classes() -> None:
+    batch = as_run(batches_of(1))[0]
+    p, q = pair(4, 3)
+    found = divergences(MODEL, {"logits": p}, {"logits": q}, batch)
+    torch.testing.assert_close(found, kl_divergence(Categorical(logits=p), Categorical(logits=q)))
+
+
+def test_divergences_of_several_classes_at_once() -> None:
+    batch = as_run(batches_of(1))[0]
+    p, q = pair(4, 3)
+    found = divergences(SimpleNamespace(config=LABELS), {"logits": p}, {"logits": q}, batch)
+    torch.testing.assert_close(found, kl_divergence(Bernoulli(logits=p), Bernoulli(logits=q)).sum(-1))
+
+
+def test_divergences_of_numbers() -> None:
+    batch = as_run(batches_of(1))[0]
+    p, q = pair(4, 1)
+    found = divergences(MODEL, {"logits": p}, {"logits": q}, batch)
+    torch.testing.assert_close(found, 0.5 * (p - q)[:, 0] ** 2)
+
+
+def test_divergences_of_tokens_and_spans_leave_padding_out() -> None:
+    batch = as_run(batches_of(1))[0]
+    real = batch.inputs["attention_mask"]
+    p, q = pair(4, 12, 5)
+    found = divergences(MODEL, {"logits": p}, {"logits": q}, batch)
+    each = kl_divergence(Categorical(logits=p), Categorical(logits=q))
+    torch.testing.assert_close(found, (each * real).sum(-1))
+
+    p, q = pair(2, 4, 12)
+    ends = [dict(zip(("start_logits", "end_logits"), one, strict=True)) for one in (p, q)]
+    found = divergences(MODEL, *ends, batch)
+    for example, length in enumerate(real.sum(-1).tolist()):
+        a, b = (Categorical(logits=one[:, example, :length]) for one in (p, q))
+        assert float(found[example]) == pytest.approx(float(kl_divergence(a, b).sum()), rel=1e-4)

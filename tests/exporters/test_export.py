@@ -262,7 +262,7 @@ def test_the_list_of_formats(pruned: Path, dense: Path, capsys: pytest.CaptureFi
     said = {row["format"]: row for row in json.loads(capsys.readouterr().out)["formats"]}
     assert said["ctranslate2"]["suits"]  # all layers alike
     with pytest.raises(ModelError, match="Formats that suit it: onnx, torch, openvino"):
-        check_suits("gguf", FORMATS["gguf"], load_model(str(dense), device="cpu"))
+        check_suits(FORMATS["gguf"], load_model(str(dense), device="cpu"))
 
 
 @pytest.mark.parametrize("precision", ["float32", "int8-static"])

@@ -214,7 +214,7 @@ def _run(stack: Any, depth: int, part: int, lane: LayerwiseRun) -> tuple[torch.T
 
 def _has_one_beside(sublayers: Any, part: int) -> bool:
     """Whether the next sublayer reads the residual from before this one: it then still sees the damage."""
-    return part + 1 < len(sublayers) and bool(sublayers[part + 1].beside)
+    return part + 1 < len(sublayers) and bool(sublayers[part + 1].part.beside)
 
 
 def _column(bias: torch.Tensor | None) -> torch.Tensor:

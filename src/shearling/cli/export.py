@@ -63,7 +63,7 @@ def export(
     if format_ == "list":
         found = suitable(load_model(model, device="cpu", trust_remote_code=trust_remote_code))
         if as_json:
-            emit({"model": model, "formats": [row.to_json() for row in found]})
+            emit({"model": model, "formats": found})
         else:
             tell(describe_list(found), quiet=quiet)
         return

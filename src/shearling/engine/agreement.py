@@ -131,20 +131,15 @@ def _decisions(model: Any, outputs: Any, batch: Batch) -> tuple[Kind, Tensor, Te
     if head == "classes":
         return "equal", logits.argmax(-1, keepdim=True), each
     if "input_ids" in batch.inputs and predicts_next_token(model):
-        return _next_tokens(logits, batch.inputs["input_ids"], real)
+        losses = token_losses(logits[:, :-1], batch.inputs["input_ids"][:, 1:])  # [B, S - 1]
+        counted = torch.ones_like(losses) if real is None else real[:, 1:]
+        rows, _ = counted.nonzero(as_tuple=True)
+        return "perplexity", losses[counted != 0][:, None], rows.cpu()
     best = logits.argmax(-1)  # [B, S]
     real = batch.inputs.get("decoder_attention_mask", real)
     counted = torch.ones_like(best) if real is None or real.shape != best.shape else real
     rows, _ = counted.nonzero(as_tuple=True)
     return "equal", best[counted != 0][:, None], rows.cpu()
-
-
-def _next_tokens(logits: Tensor, tokens: Tensor, real: Tensor | None) -> tuple[Kind, Tensor, Tensor]:
-    """The loss of every real next token, [n, 1]."""
-    losses = token_losses(logits[:, :-1], tokens[:, 1:])  # [B, S - 1]
-    counted = torch.ones_like(losses) if real is None else real[:, 1:]
-    rows, _ = counted.nonzero(as_tuple=True)
-    return "perplexity", losses[counted != 0][:, None], rows.cpu()
 
 
 def best_ends(outputs: Any, real: Tensor | None) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from shearling.engine.divergence import of_examples
+from shearling.engine.distance import divergences
 from shearling.engine.hooks import device_of, flat, frozen, run, split_call
 from shearling.engine.layerwise import replaced, returning, run_layer, start_run
 from shearling.engine.moments import Moments
@@ -72,7 +72,7 @@ def divergences_without(
             for number, layers in enumerate(options):
                 with _without(structure, layers, maps, outputs):
                     found = run(model, here, precision)
-                totals[number] += float(of_examples(model, wanted, found, here).sum())
+                totals[number] += float(divergences(model, wanted, found, here).sum())
     return [total / sum(map(len, batches)) for total in totals]
 
 

@@ -8,7 +8,6 @@ so that they are the same for every seed, and are the texts that its decoder wil
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +19,7 @@ from shearling.engine.memory import cut_batches
 from shearling.engine.silence import quiet_transformers
 from shearling.errors import DataError
 from shearling.models.positions import positions_of
-from shearling.sample.batch import IGNORED, Batch
+from shearling.sample.batch import IGNORED
 from shearling.sample.read import MASK, reads_targets
 from shearling.sample.sample import Column, Group, Sample
 
@@ -41,11 +40,15 @@ def with_targets(model: Any, sample: Sample) -> Sample:
         own = replace(sample, groups=(group,))
         if _has_inputs(group):
             continue
-        if "labels" in group.columns and MASK in group.lengths:
-            found |= _shifted(model, cut_batches(own, torch.device("cpu"), backward=False))
-        else:
-            written = True
-            found |= _written(model, cut_batches(own, device, backward=False))
+        labelled = "labels" in group.columns and MASK in group.lengths
+        written = written or not labelled
+        for batch in cut_batches(own, torch.device("cpu") if labelled else device, backward=False):
+            if labelled:
+                tokens = list(shifted(model, batch.labels["labels"]))
+            else:
+                inputs = {k: v for k, v in batch.to(device).inputs.items() if k != MASK}
+                tokens = [target_of(model, row)[0] for row in write(model, inputs).cpu()]
+            found |= dict(zip(batch.indices.tolist(), tokens, strict=True))
     groups = tuple(_completed(group, found, _pad(model)) for group in sample.groups)
     note = ("the data has no targets: the model wrote them itself, greedily",) if written else ()
     return replace(sample, groups=groups, notes=(*sample.notes, *note))
@@ -84,7 +87,8 @@ def write(model: Any, inputs: dict[str, Tensor], longest: int = LONGEST) -> Tens
 
 def target_of(model: Any, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """(what the decoder reads, what it is to write) of one row that `write` gave, without its padding."""
-    ends = _ends(model)
+    end = model.generation_config.eos_token_id
+    ends = set(end if isinstance(end, list) else [end]) - {None}
     stop = next((i for i, token in enumerate(tokens.tolist()) if i and token in ends), len(tokens) - 1)
     return tokens[:stop], tokens[1 : stop + 1]
 
@@ -100,24 +104,6 @@ def shifted(model: Any, labels: Tensor) -> Tensor:
     return torch.cat([labels.new_full((len(labels), 1), start), rest], 1)
 
 
-def _shifted(model: Any, batches: Sequence[Batch]) -> dict[int, Tensor]:
-    return {
-        int(i): row
-        for batch in batches
-        for i, row in zip(batch.indices, shifted(model, batch.labels["labels"]), strict=True)
-    }
-
-
-def _written(model: Any, batches: Sequence[Batch]) -> dict[int, Tensor]:
-    def rows() -> Iterator[tuple[int, Tensor]]:
-        for batch in batches:
-            here = {k: v for k, v in batch.to(device_of(model)).inputs.items() if k != MASK}
-            for i, tokens in zip(batch.indices, write(model, here).cpu(), strict=True):
-                yield int(i), target_of(model, tokens)[0]
-
-    return dict(rows())
-
-
 def _completed(group: Group, found: dict[int, Tensor], pad: int) -> Group:
     """A group with the decoder's inputs, end to end."""
     if int(group.indices[0]) not in found:
@@ -128,11 +114,6 @@ def _completed(group: Group, found: dict[int, Tensor], pad: int) -> Group:
     columns = group.columns | {"decoder_input_ids": Column(values, MASK, pad)}
     columns.setdefault(MASK, Column(torch.ones_like(values), MASK))
     return Group(columns, group.lengths | {MASK: lengths}, group.indices)
-
-
-def _ends(model: Any) -> set[int]:
-    end = model.generation_config.eos_token_id
-    return set(end if isinstance(end, list) else [end]) - {None}
 
 
 def _pad(model: Any) -> int:

@@ -1,5 +1,7 @@
 """How far a student's outputs are from the teacher's, without labels, for every head.
 
+`divergences` are per example, in nats. `output_distance` is what a student is trained by, a mean over the batch:
+
 classes      KL divergence in nats; per class where several may hold at once
 numbers      squared error over the teacher's variance
 spans        KL divergence of start and end over real tokens, added
@@ -9,15 +11,17 @@ embeddings   squared distance, and squared error of the similarities within the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from shearling.engine.head import ENDS, head_of
-from shearling.engine.losses import embeddings, token_mask
+from shearling.engine.hooks import device_of, frozen, run
+from shearling.engine.losses import embeddings, only, token_mask
+from shearling.engine.precision import Precision, kernels
 from shearling.sample.batch import Batch
 
 NEVER = -1e4  # the logit of padding: finite, so that 0 * log 0 stays 0
@@ -103,3 +107,45 @@ def _span_distance(logits: Tensor, target: Tensor, batch: Batch) -> Tensor:
 def _embedding_distance(found: Tensor, wanted: Tensor, scale: Tensor, similarities: float) -> Tensor:
     distance = (found - wanted).square().sum(-1).mean() / scale
     return distance + similarities * (found @ found.T - wanted @ wanted.T).square().mean() / scale.square()
+
+
+def divergences_between(
+    teacher: nn.Module, student: nn.Module, batches: Sequence[Batch], precision: Precision
+) -> Tensor:
+    """[examples], on the host: the divergence of two models' outputs, by the numbers of the examples."""
+    parts: list[Tensor] = []
+    with frozen(teacher), frozen(student), torch.inference_mode(), kernels(precision):
+        for batch in batches:
+            here = batch.to(device_of(teacher))
+            wanted, found = run(teacher, here, precision), run(student, here, precision)
+            parts.append(divergences(teacher, wanted, found, here).double().cpu())
+    order = torch.cat([batch.indices for batch in batches]).argsort()
+    return torch.cat(parts)[order]
+
+
+def divergences(model: Any, wanted: Any, found: Any, batch: Batch) -> Tensor:
+    """[B]: how far outputs are from the teacher's, in nats an example, which is what pruning adds to the loss.
+
+    For classes, spans and tokens it is the Kullback-Leibler divergence from the teacher's distribution. For numbers and
+    embeddings it is half the squared distance, which is what the sampled losses of `losses.py` have as their
+    second-order change. So it can be added to, and compared with, the error curves of `surgeon`.
+    """
+    head = head_of(wanted, model.config)
+    if head == "span":
+        real = batch.inputs.get("attention_mask")
+        pairs = ((only(one[end].float(), real) for one in (found, wanted)) for end in ENDS)
+        return torch.stack([divergence(*pair) for pair in pairs]).sum(0)
+    if head == "embedding":
+        a, b = (embeddings(model, one, batch) for one in (wanted, found))
+        return 0.5 * (a - b).square().sum(-1)
+    p: Tensor = wanted["logits"].float()
+    q: Tensor = found["logits"].float()
+    if head == "tokens":
+        real = token_mask(batch, p)
+        each = divergence(q, p)  # [B, S]
+        return (each if real is None else each * real).sum(-1)
+    if head == "number":
+        return 0.5 * (p - q).square().sum(-1)
+    if head == "labels":
+        return bernoulli(q, p).sum(-1)
+    return divergence(q, p)

@@ -8,7 +8,7 @@ over the real tokens of each layer's hidden states s and t.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -162,14 +162,10 @@ class Distiller:
         distance = output_distance(
             self.config, found.outputs, wanted.outputs, batch, self.scale, similarities=self.recipe.similarities
         )
-        weight = self.hidden_weight(wanted.outputs)
+        weight = self.recipe.hidden
+        if weight is None:
+            weight = HIDDEN["embedding" if "embedding" in wanted.outputs else "others"]
         return distance if not weight else distance + weight * self.hidden_loss(found, wanted, bucket.real_tokens(rows))
-
-    def hidden_weight(self, outputs: Mapping[str, Tensor]) -> float:
-        """Of the hidden states beside outputs of this kind."""
-        if self.recipe.hidden is not None:
-            return self.recipe.hidden
-        return HIDDEN["embedding" if "embedding" in outputs else "others"]
 
     def hidden_loss(self, found: States, wanted: States, real: Sequence[Tensor | None]) -> Tensor:
         """Mean over layers of the squared error over the variance of the teacher's hidden states."""
@@ -206,16 +202,13 @@ class Distiller:
         if not kept:
             self._write(self.start)
             self.best = self.before
-        self._agree()
-        return kept
-
-    def _agree(self) -> None:
         rank, world = rank_and_world()
         if world > 1:
             with torch.no_grad():
                 for weight in self.weights:
                     weight.mul_(float(rank == 0))
                 add_up([weight.data for weight in self.weights])
+        return kept
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:

@@ -89,20 +89,12 @@ def watched(
     with ExitStack() as stack:
         for number, sublayer in enumerate(sublayers):
             if on_input is not None:
-                handle = sublayer.out.register_forward_pre_hook(_seeing(on_input, number))
-                stack.callback(handle.remove)
+                before = sublayer.out.register_forward_pre_hook(lambda _, args, n=number: on_input(n, args[0]))
+                stack.callback(before.remove)
             if on_output is not None:
-                after = sublayer.out.register_forward_hook(_seeing_output(on_output, number))
+                after = sublayer.out.register_forward_hook(lambda _, args, output, n=number: on_output(n, output))
                 stack.callback(after.remove)
         yield
-
-
-def _seeing(see: Callable[[int, Tensor], None], number: int) -> Callable[[nn.Module, Any], None]:
-    return lambda module, args: see(number, args[0])
-
-
-def _seeing_output(see: Callable[[int, Tensor], None], number: int) -> Callable[[nn.Module, Any, Tensor], None]:
-    return lambda module, args, output: see(number, output)
 
 
 @contextmanager

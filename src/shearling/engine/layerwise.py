@@ -141,7 +141,7 @@ def run_layer(stack: Stack, depth: int, part: int, run: LayerwiseRun, batch: int
 
     def on_o(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         # Falcon adds the attention's output to this one in place.
-        captured.o = by_example(output.clone() if sublayer.beside else output, examples)
+        captured.o = by_example(output.clone() if sublayer.part.beside else output, examples)
         if upto == "out" and not sublayer.out_in_core:
             raise _Stop
 
@@ -156,7 +156,7 @@ def run_layer(stack: Stack, depth: int, part: int, run: LayerwiseRun, batch: int
             if (number, batch) in run.finished:
                 hooks.enter_context(returning(sublayers[number].core, run.finished[number, batch]))
         hooks.callback(sublayer.residual.register_forward_pre_hook(on_residual, with_kwargs=True).remove)
-        if sublayer.beside:
+        if sublayer.part.beside:
             hooks.callback(sublayers[part - 1].core.register_forward_hook(on_output_beside).remove)
         if sublayer.inputs:
             hooks.callback(sublayer.inputs[0].module.register_forward_pre_hook(on_z).remove)

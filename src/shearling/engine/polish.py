@@ -104,7 +104,9 @@ def polish(
     if setting == "auto" and not passes:
         why = f"not worth it: in about the time of the rest a CPU does fewer than {FEWEST} passes, which gain nothing"
         return Polished(None, None, 0, 0.0, sample.examples, why)
-    recipe = recipe or _recipe(student, passes, precision)
+    if recipe is None:  # a language model's products are large enough for half precision
+        own = precision if predicts_next_token(student.model) else Recipe.precision
+        recipe = Recipe(noise=Recipe.noise if passes >= MANY else 0.0, precision=own)
     while True:
         try:
             found = _polish(teacher, student, sample, passes, seconds_of(setting), precision, recipe, seed, progress)
@@ -151,12 +153,6 @@ def _polish(
                 why = "; ".join(filter(None, [why, "no state was better than the first, which stays"]))
     seconds = time.perf_counter() - began
     return Polished(distiller.before, distiller.best, done, seconds, sample.examples, why)
-
-
-def _recipe(student: Structure, passes: int, precision: Precision) -> Recipe:
-    """Noise only where many passes are to come; a language model's products are large enough for half precision."""
-    noise = Recipe.noise if passes >= MANY else 0.0
-    return Recipe(noise=noise, precision=precision if predicts_next_token(student.model) else Recipe.precision)
 
 
 def _passes(setting: Polish, share: float, device: torch.device) -> int:

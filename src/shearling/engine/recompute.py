@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
 from torch.utils.checkpoint import checkpoint
 
+from shearling.engine.layerwise import replaced
 from shearling.models.structure import Structure
 from shearling.sample.batch import Batch
 
@@ -33,21 +34,7 @@ def is_too_much(structure: Structure, batches: Sequence[Batch]) -> bool:
 @contextmanager
 def recomputed(structure: Structure) -> Iterator[None]:
     """Have every layer keep its input alone. Hooks inside a layer run again while gradients are computed."""
-    layers = list(dict.fromkeys(layer for stack in structure.stacks for layer in stack.layers))
-    before = {layer: vars(layer).get("forward") for layer in layers}
-    for layer in layers:
-        layer.forward = _checkpointed(layer.forward)
-    try:
+    with ExitStack() as places:
+        for layer in dict.fromkeys(layer for stack in structure.stacks for layer in stack.layers):
+            places.enter_context(replaced(layer, partial(checkpoint, layer.forward, use_reentrant=False)))
         yield
-    finally:
-        for layer, own in before.items():
-            del layer.forward
-            if own is not None:
-                layer.forward = own
-
-
-def _checkpointed(forward: Callable[..., Any]) -> Callable[..., Any]:
-    def again(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
-
-    return again

@@ -102,7 +102,7 @@ def _places(
                 continue
             sublayers = pruned.sublayers[at]
             for part, sublayer in enumerate(sublayers):
-                pair = kind(dense, pruned, (number, depth, part), at, run_t, run_s, batches, states, power)
+                pair = kind(dense, pruned, number, depth, part, at, run_t, run_s, batches, states, power)
                 if realign and sublayer.foldable and sublayer.units:
                     yield Damaged(sublayer, True, *pair.into_units())
                 last = part == len(sublayers) - 1
@@ -153,14 +153,16 @@ def target(sublayer: Sublayer, teacher: Captured, student: Captured) -> Tensor:
 class _Pair:
     """One sublayer in both models.
 
-    place  its stack, its layer in the dense model's stack, and its part of the layer
+    number, depth, part  its stack, its layer in the dense model's stack, and its part of the layer
     at     its layer in the student's stack
     power  a token of an example of n tokens counts n ** -power
     """
 
     dense: Stack
     pruned: Stack
-    place: tuple[int, int, int]
+    number: int
+    depth: int
+    part: int
     at: int
     run_t: LayerwiseRun
     run_s: LayerwiseRun
@@ -168,20 +170,15 @@ class _Pair:
     states: TeacherStates | None = None
     power: float = 0.0
 
-    @property
-    def depth(self) -> int:
-        """The layer, counted in the dense model's stack."""
-        return self.place[1]
-
-    @property
-    def part(self) -> int:
-        """The sublayer, counted in its layer."""
-        return self.place[2]
-
     def into_units(self) -> tuple[Moments, Moments]:
         """Moments of z_S against z_T: (to fit, held out)."""
         size = self._sublayer.weight.shape[0]
-        return self._moments(size, size, self._inputs)
+
+        def pairs(batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+            for t, s in self._both(batch, "in", "in"):
+                yield s.z, t.z  # type: ignore[misc]
+
+        return self._moments(size, size, pairs)
 
     def out_of_units(self, *, advance_teacher: bool) -> tuple[Moments, Moments]:
         """Moments of h_S against y; the teacher moves on to the next layer if asked to."""
@@ -216,7 +213,7 @@ class _Pair:
 
     def _teacher(self, batch: int, point: Point) -> Captured:
         """The sublayer in the teacher; not run again where an earlier pass has shown it."""
-        key = (*self.place, batch, point)
+        key = (self.number, self.depth, self.part, batch, point)
         captured = None if self.states is None else self.states.get(key)
         if captured is None:
             captured = run_layer(self.dense, self.depth, self.part, self.run_t, batch, point)
@@ -226,10 +223,6 @@ class _Pair:
 
     def _advance_teacher(self, batch: int, captured: Captured) -> None:
         self.run_t.hidden[batch] = captured.hidden  # type: ignore[assignment]
-
-    def _inputs(self, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-        for t, s in self._both(batch, "in", "in"):
-            yield s.z, t.z  # type: ignore[misc]
 
     def _moments(
         self, n: int, out: int, pairs: Callable[[int], Iterator[tuple[Tensor, Tensor]]]

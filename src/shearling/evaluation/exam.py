@@ -19,9 +19,10 @@ from shearling.data.retrieval import first_queries
 from shearling.data.rows import as_rows
 from shearling.data.tasks import Task, check_head, task_of
 from shearling.engine.decoder import write
+from shearling.engine.distributed import on_first
 from shearling.engine.head import ENDS, head_of
 from shearling.engine.hooks import device_of, frozen
-from shearling.engine.progress import Progress
+from shearling.engine.progress import Progress, silent
 from shearling.errors import DataError, InputError, ModelError
 from shearling.evaluation.scores import Evaluation as Evaluation
 from shearling.evaluation.scores import OutputReader, Predict, Questions, Writer, next_tokens, score
@@ -52,15 +53,22 @@ class Exam(Questions):
         *,
         device: str | torch.device | None = None,
         compile: bool = False,  # noqa: A002
-        progress: Progress | None = None,
+        progress: Progress = silent,
     ) -> Evaluation:
-        """Score one model, where it is unless another device is given; it is left as it was."""
-        began = time.perf_counter()
+        """Score one model, where it is unless another device is given; it is left as it was.
+
+        Of several processes the first one does it for all.
+        """
+        progress(0, 1)
 
         def run(batches: Batches, read: OutputReader | Writer | None) -> torch.Tensor:
             return predict(model, batches, read=read, device=device, compile=compile, progress=progress)
 
-        return replace(score(self, run), seconds=time.perf_counter() - began, rows=self.fingerprint)
+        def taken() -> Evaluation:
+            began = time.perf_counter()
+            return replace(score(self, run), seconds=time.perf_counter() - began, rows=self.fingerprint)
+
+        return on_first(taken)
 
 
 def make_exam(
@@ -137,7 +145,7 @@ def predict(
     read: OutputReader | Writer | None = None,
     device: str | torch.device | None = "auto",
     compile: bool = False,  # noqa: A002
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> torch.Tensor:
     """What `read` takes from the outputs, on the CPU in float32, one row per example in the order of the data.
 
@@ -161,8 +169,7 @@ def predict(
             else:
                 part = read(forward(**inputs), moved)
             parts.append(part.float().cpu())
-            if progress is not None:
-                progress(done, len(batches))
+            progress(done, len(batches))
     return _in_order(parts, batches)
 
 

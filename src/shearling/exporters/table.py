@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 class Format:
     """One format.
 
+    name         what `--format` calls it
     write        writes the model to the job's path
     open_runner  opens what was written, to be run
     runtime      what runs it, with its version
@@ -32,6 +33,7 @@ class Format:
     part         the part of the model that is written: all of it, or the encoder without its head
     """
 
+    name: str
     write: Callable[[Job], None]
     open_runner: Callable[[Path], Runner]
     runtime: Callable[[], str]
@@ -47,100 +49,89 @@ class Format:
         """The packages that are not installed."""
         return [name for name in self.needed if importlib.util.find_spec(name) is None]
 
+    def precision(self, asked: str | None) -> str:
+        """The precision as the format calls it: `int8` is the format's best way to 8 bits, None its default."""
+        if asked is None:
+            return self.precisions[0]
+        known = {"f16": "float16", "f32": "float32"}.get(asked, asked)
+        if known == "int8":
+            known = next((p for p in INT8 if p in self.precisions), known)
+        if known not in self.precisions:
+            raise InputError(
+                f"--format {self.name} is written as {', '.join(self.precisions)}, not as {asked}"
+                + ("; --int8 goes with --format onnx." if known == "int8" else ".")
+            )
+        return known
+
 
 ONNX = ("onnx", "onnxscript", "onnxruntime")
-FORMATS = {
-    "onnx": Format(
-        onnx.write, onnx.open_runner, onnx.runtime, ONNX, "export", ".onnx",
+_FORMATS = (
+    Format(
+        "onnx", onnx.write, onnx.open_runner, onnx.runtime, ONNX, "export", ".onnx",
         ("float32", "float16", "int8-dynamic", "int8-static"),
     ),
-    "torch": Format(
-        exported.write, exported.open_runner, exported.runtime, ("torch",), "", ".pt2", ("float32", "float16"),
+    Format(
+        "torch", exported.write, exported.open_runner, exported.runtime, ("torch",), "", ".pt2",
+        ("float32", "float16"),
     ),
-    "openvino": Format(  # it has no ranges per batch
-        openvino.write, openvino.open_runner, openvino.runtime, (*ONNX, "openvino"), "openvino", ".xml",
+    Format(  # it has no ranges per batch
+        "openvino", openvino.write, openvino.open_runner, openvino.runtime, (*ONNX, "openvino"), "openvino", ".xml",
         ("float32", "float16", "int8-static"),
     ),
-    "gguf": Format(
-        gguf.write, gguf_run.open_runner, gguf_run.runtime, ("gguf",), "gguf", ".gguf", tuple(gguf.FILE_TYPES),
-        gguf.unsuited,
+    Format(
+        "gguf", gguf.write, gguf_run.open_runner, gguf_run.runtime, ("gguf",), "gguf", ".gguf",
+        tuple(gguf.FILE_TYPES), gguf.unsuited,
     ),
-    "ctranslate2": Format(
-        ctranslate2.write, ctranslate2.open_runner, ctranslate2.runtime, ("ctranslate2",), "ctranslate2", "",
-        tuple(ctranslate2.QUANTIZATION), ctranslate2.unsuited, lambda model: model.base_model,
+    Format(
+        "ctranslate2", ctranslate2.write, ctranslate2.open_runner, ctranslate2.runtime, ("ctranslate2",),
+        "ctranslate2", "", tuple(ctranslate2.QUANTIZATION), ctranslate2.unsuited, lambda model: model.base_model,
     ),
-}  # fmt: skip
+)  # fmt: skip
+FORMATS = {kind.name: kind for kind in _FORMATS}
 ALIASES = {"exported": "torch"}  # the name of the first edition
 INT8 = ("int8-dynamic", "int8-static", "q8_0")  # the best way to 8 bits first
 
 
-def find_format(name: str) -> tuple[str, Format]:
-    """The format and its name, once the packages it needs are there."""
+def find_format(name: str) -> Format:
+    """The format of a name, once the packages it needs are there."""
     name = ALIASES.get(name, name)
     if name not in FORMATS:
         raise InputError(f"No format '{name}'; there are {', '.join(FORMATS)}.")
     found = FORMATS[name]
     if found.missing:
         raise InputError(f"Export to {name} needs {', '.join(found.missing)}: pip install 'shearling[{found.extra}]'.")
-    return name, found
+    return found
 
 
-def find_precision(name: str, kind: Format, asked: str | None) -> str:
-    """The precision as the format calls it: `int8` is the format's best way to 8 bits, None its default."""
-    if asked is None:
-        return kind.precisions[0]
-    known = {"f16": "float16", "f32": "float32"}.get(asked, asked)
-    if known == "int8":
-        known = next((p for p in INT8 if p in kind.precisions), known)
-    if known not in kind.precisions:
-        raise InputError(
-            f"--format {name} is written as {', '.join(kind.precisions)}, not as {asked}"
-            + ("; --int8 goes with --format onnx." if known == "int8" else ".")
-        )
-    return known
+def suitable(model: PreTrainedModel) -> list[dict[str, Any]]:
+    """Every format, and whether it suits this model, as `export --format list --json` prints it."""
+    found = []
+    for kind in FORMATS.values():
+        reason, missing = kind.unsuited(model), kind.missing
+        found.append({
+            "format": kind.name,
+            "suits": reason is None,
+            "reason": reason,
+            "installed": not missing,
+            "install": f"pip install 'shearling[{kind.extra}]'" if missing else None,
+            "precisions": list(kind.precisions),
+        })  # fmt: skip
+    return found
 
 
-@dataclass(frozen=True)
-class Suits:
-    """Whether a format suits a model, and what is missing for it."""
-
-    format: str
-    reason: str | None  # why not
-    missing: list[str]  # packages
-    extra: str
-    precisions: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        return {
-            "format": self.format,
-            "suits": self.reason is None,
-            "reason": self.reason,
-            "installed": not self.missing,
-            "install": f"pip install 'shearling[{self.extra}]'" if self.missing else None,
-            "precisions": list(self.precisions),
-        }
-
-
-def suitable(model: PreTrainedModel) -> list[Suits]:
-    """Every format, and whether it suits this model."""
-    return [Suits(n, k.unsuited(model), k.missing, k.extra, k.precisions) for n, k in FORMATS.items()]
-
-
-def check_suits(name: str, kind: Format, model: PreTrainedModel) -> None:
+def check_suits(kind: Format, model: PreTrainedModel) -> None:
     """Complain where the format cannot hold the model."""
     if (reason := kind.unsuited(model)) is not None:
-        others = ", ".join(s.format for s in suitable(model) if s.reason is None)
-        raise ModelError(f"The model cannot be written as {name}: {reason}. Formats that suit it: {others}.")
+        others = ", ".join(row["format"] for row in suitable(model) if row["suits"])
+        raise ModelError(f"The model cannot be written as {kind.name}: {reason}. Formats that suit it: {others}.")
 
 
-def describe_list(found: list[Suits]) -> str:
-    """One line a format."""
+def describe_list(found: list[dict[str, Any]]) -> str:
+    """What `suitable` found, one line a format."""
     lines = []
     for row in found:
-        said = "yes" if row.reason is None else "no"
-        why = row.reason or f"as {', '.join(row.precisions)}"
-        if row.reason is None and row.missing:
-            why += f"; needs {', '.join(row.missing)}: pip install 'shearling[{row.extra}]'"
-        lines.append(f"  {row.format:<12}{said:<5}{why}")
+        why = row["reason"] or f"as {', '.join(row['precisions'])}"
+        if row["suits"] and not row["installed"]:
+            why += f"; needs {', '.join(FORMATS[row['format']].missing)}: {row['install']}"
+        lines.append(f"  {row['format']:<12}{'yes' if row['suits'] else 'no':<5}{why}")
     return "\n".join(lines)

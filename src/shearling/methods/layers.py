@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from shearling.engine.bridges import Map, divergences_without, layer_maps
-from shearling.engine.divergence import between
+from shearling.engine.distance import divergences_between
 from shearling.engine.hooks import device_of
 from shearling.engine.memory import batches_that_fit
 from shearling.engine.moments import Moments
@@ -91,7 +91,7 @@ class LayerOrder:
                     self.method.repair(dense, student, batches, stages=Stages())
             for attempt in self._attempts(self._judges):
                 with attempt as batches:
-                    self._losses[shape] = between(dense.model, student.model, batches, precision)
+                    self._losses[shape] = divergences_between(dense.model, student.model, batches, precision)
         return self._losses[shape]
 
     @property

@@ -6,7 +6,6 @@ import hashlib
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 if TYPE_CHECKING:
     from torch import nn
@@ -24,16 +23,11 @@ def weights_digest_of(model: nn.Module) -> str:
     for name, parameter in named:
         digest.update(f"{name} {tuple(parameter.shape)} ".encode())
     for _, parameter in named:
-        if not parameter.is_meta:
-            digest.update(_spaced(parameter.detach()).cpu().numpy().tobytes())
+        if parameter.is_meta:
+            continue
+        values = parameter.detach().reshape(-1)
+        if len(values) > VALUES:
+            # Whole numbers, as floats would round the places in large parameters.
+            values = values[torch.arange(VALUES, device=values.device) * (len(values) - 1) // (VALUES - 1)]
+        digest.update(values.float().cpu().numpy().tobytes())
     return digest.hexdigest()
-
-
-def _spaced(parameter: Tensor) -> Tensor:
-    """[VALUES at most], float32."""
-    flat = parameter.reshape(-1)
-    if len(flat) > VALUES:
-        # Whole numbers, as floats would round the places in large parameters.
-        places = torch.arange(VALUES, device=flat.device) * (len(flat) - 1) // (VALUES - 1)
-        flat = flat[places]
-    return flat.float()

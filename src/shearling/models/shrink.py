@@ -72,7 +72,7 @@ def _cut(sublayer: Sublayer, kept: Tensor, edits: dict[str, Any], values: Values
     if not len(kept):
         part = sublayer.part
         edits["bias_only"].append(f"{sublayer.path}.{part.out}")
-        inside = part.out.removeprefix(part.core + ".") if part.out.startswith(part.core + ".") else ""
+        inside = part.out.removeprefix(f"{part.core}.") if sublayer.out_in_core else ""
         edits["hollow"][f"{sublayer.path}.{part.core}"] = [inside, part.returns]
 
 
@@ -148,7 +148,7 @@ class Cut:
 
     def teacher(self, dense: Structure) -> Structure:
         """The dense model without the layers that go: what the student is when no unit is cut. Not to be changed."""
-        return dense if self.layers is None else without_layers(dense, self.layers, shared=True)
+        return dense if self.layers is None else without_layers(dense, self.layers)
 
     def student(self, dense: Structure) -> Structure:
         """The small model."""

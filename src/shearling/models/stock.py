@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from shearling.errors import CheckFailed, UnsupportedArchitecture
 from shearling.models.modeling_shearling import OwnConfig
@@ -119,15 +118,12 @@ def removable_layers(structure: Structure) -> list[tuple[int, int]]:
     found = []
     for number, stack in enumerate(structure.stacks):
         config = _part_of(structure.model.config, stack.row)
-        tied = getattr(config, stack.row.unless or "_", False) or _read_inside(config, len(stack.layers))
+        # A backbone may hand out the features of layers before the last.
+        read_inside = getattr(config, "out_indices", None) not in (None, [len(stack.layers)])
+        tied = read_inside or getattr(config, stack.row.unless or "_", False)
         if hasattr(config, stack.row.depth or "_") and not tied:
             found += [(number, layer) for layer in range(int(stack.row.first), len(stack.layers))]
     return found
-
-
-def _read_inside(config: Any, depth: int) -> bool:
-    """Whether a backbone hands out the features of layers before the last."""
-    return getattr(config, "out_indices", None) not in (None, [depth])
 
 
 def all_layers(structure: Structure) -> Layers:
@@ -140,13 +136,13 @@ def less(layers: Layers, gone: tuple[int, int]) -> Layers:
     return tuple(tuple(n for n in stay if (number, n) != gone) for number, stay in enumerate(layers))
 
 
-def without_layers(structure: Structure, layers: Layers, *, shared: bool = False) -> Structure:
+def without_layers(structure: Structure, layers: Layers) -> Structure:
     """A copy of the model with these layers only, as its configuration says.
 
-    shared  weights stay the model's own memory: for a copy that is run, never changed, and thrown away
+    Weights stay the model's own memory: the copy is to be run, never changed, and thrown away.
     """
     model = structure.model
-    student = copy.deepcopy(model, {id(p): p for p in model.parameters()} if shared else {})
+    student = copy.deepcopy(model, {id(p): p for p in model.parameters()})
     for stack, stay in zip(structure.stacks, layers, strict=True):
         if len(stay) == len(stack.layers):
             continue
@@ -154,7 +150,10 @@ def without_layers(structure: Structure, layers: Layers, *, shared: bool = False
         for layer in sorted(set(range(len(pile))) - set(stay), reverse=True):
             del pile[layer]
         for number, layer in enumerate(pile):
-            _renumber(layer, number)
+            for module in layer.modules():
+                for name in NUMBERS:
+                    if isinstance(getattr(module, name, None), int):
+                        setattr(module, name, number)
         config = _part_of(student.config, stack.row)
         setattr(config, stack.row.depth, len(stay))
         for field in PER_LAYER:
@@ -164,13 +163,6 @@ def without_layers(structure: Structure, layers: Layers, *, shared: bool = False
             config.stage_names = config.stage_names[: len(stay) + 1]
             config.set_output_features_output_indices(out_features=None, out_indices=None)
     return numbered(structure_of(student), layers)
-
-
-def _renumber(layer: nn.Module, number: int) -> None:
-    for module in layer.modules():
-        for name in NUMBERS:
-            if isinstance(getattr(module, name, None), int):
-                setattr(module, name, number)
 
 
 def numbered(structure: Structure, layers: Layers) -> Structure:

@@ -130,11 +130,6 @@ class Sublayer:
         return min(length, self.read(self.part.windows) ** 2) if self.part.windows else length
 
     @property
-    def beside(self) -> bool:
-        """Whether its output and that of the sublayer before it are added to the same residual."""
-        return self.part.beside
-
-    @property
     def own(self) -> tuple[tuple[Along, Tensor], ...]:
         """Other parameters with entries for each unit; those that a variant lacks are left out."""
         found = ((along, self.read(along.path)) for along in self.part.own)
@@ -218,14 +213,10 @@ class Sublayer:
     @property
     def weights_per_unit(self) -> int:
         """Matrix entries that tokens meet in one unit: its multiply-accumulates per token, products aside."""
-        return self._entries("tokens") + self.width * int(self.weight.shape[0])
+        return self.entries_per_unit("tokens") + self.width * int(self.weight.shape[0])
 
-    @property
-    def source_weights_per_unit(self) -> int:
-        """Matrix entries that the encoder's tokens meet in one unit of cross-attention."""
-        return self._entries("source")
-
-    def _entries(self, reads: Reads) -> int:
+    def entries_per_unit(self, reads: Reads) -> int:
+        """Matrix entries of one unit's projections that these tokens meet; `source` are those of an encoder."""
         inputs = (p for p in self.inputs if p.reads == reads)
         return sum(p.per_unit * linear_shape(p.module)[1] for p in inputs)
 
@@ -234,7 +225,8 @@ class Sublayer:
         """Parameters that go with one unit, biases of its inputs included."""
         biases = sum(p.per_unit for p in self.inputs if getattr(p.module, "bias", None) is not None)
         own = sum(value.numel() // self.units for _, value in self.own) if self.units else 0
-        return self.weights_per_unit + self._entries("positions") + self._entries("source") + biases + own
+        elsewhere = self.entries_per_unit("positions") + self.entries_per_unit("source")
+        return self.weights_per_unit + elsewhere + biases + own
 
 
 def columns_of(kept: Tensor, width: int) -> Tensor:

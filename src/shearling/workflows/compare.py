@@ -11,11 +11,10 @@ from shearling.engine.progress import Watcher
 from shearling.errors import InputError
 from shearling.evaluation.compare import Comparison, Side
 from shearling.evaluation.compare import compare as compare_sides
-from shearling.evaluation.exam import make_exam
 from shearling.pipeline import Pruned
 from shearling.workflows.given import model_in
 from shearling.workflows.progress import READING, ProgressLike, quiet, step, watching
-from shearling.workflows.source import Source, check_early, open_source, rows_of, text_columns_of
+from shearling.workflows.source import Source, exam_of, open_source, rows_of, text_columns_of
 
 if TYPE_CHECKING:
     from shearling.workflows.given import Data
@@ -70,7 +69,6 @@ def compare_sources(source: Source, second: Any, *, limit: int | None = None, wa
     """Compare the model of a source with another one, on the data of the source."""
     if source.index not in (None, "dense"):
         raise InputError(f"--index {source.index} is not known here; `dense` has the first embed the passages for both")
-    check_early(source)
     watcher("load", 0, 2)
     names, opened = [], []
     for number, model in enumerate((source.model, second), start=1):
@@ -83,17 +81,10 @@ def compare_sources(source: Source, second: Any, *, limit: int | None = None, wa
     folders = [str(model) if isinstance(model, (str, os.PathLike)) else None for model in given]
     if names[0] == names[1] and not all(folders):
         names = ["first", "second"]
-    task, first = opened[0].task, opened[0].model
+    models, task = [one.model for one in opened], opened[0].task
     with step(watcher, "read"):
         rows = rows_of(source.data, task, split="dev")
-        exams = [
-            make_exam(
-                one.model, one.tokenizer, rows, task, limit=limit, batch_size=source.batch_size or BATCH_SIZE,
-                max_length=source.max_length, text_columns=source.text_columns or text_columns_of(source.data),
-                label_column=source.label_column, metric=source.metric, prefix=source.prefix, teacher=first,
-                index=first if source.index else None,
-            )
-            for one in opened
-        ]  # fmt: skip
-    models = [one.model for one in opened]
+        columns = source.text_columns or text_columns_of(source.data)
+        asked = replace(source, batch_size=source.batch_size or BATCH_SIZE, text_columns=columns)
+        exams = [exam_of(asked, replace(one, task=task), rows, limit=limit, dense=models[0]) for one in opened]
     return compare_sides(list(map(Side, names, models, exams, folders)), watcher)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,7 @@ from shearling.errors import DataError, ShearlingError
 from shearling.evaluation.exam import Evaluation
 from shearling.workflows.given import model_in
 from shearling.workflows.progress import READING, ProgressLike, quiet, step, watching
-from shearling.workflows.pruning import take
-from shearling.workflows.source import Loaded, Source, check_early, exam_of, open_source
+from shearling.workflows.source import Loaded, Source, exam_of, open_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -82,30 +82,23 @@ def evaluate_source(
     source: Source, *, limit: int | None = None, compiled: bool = False, watcher: Watcher = quiet
 ) -> Evaluation:
     """Score a source on its data."""
-    check_early(source)
     loaded = open_source(source, watcher=watcher)
-    if source.index == "dense":
-        source = replace(source, index=_original(source.name))
     with step(watcher, "read"):
-        exam = exam_of(source, loaded, source.data, limit=limit, teacher=_teacher(source, loaded))
-    return take(exam, loaded.model, watcher, compiled=compiled)
+        exam = exam_of(source, loaded, source.data, limit=limit, dense=_dense(source, loaded))
+    return exam.take(loaded.model, compile=compiled, progress=partial(watcher, "evaluate"))
 
 
-def _teacher(source: Source, loaded: Loaded) -> PreTrainedModel | None:
-    """The dense model of a pruned encoder-decoder, where its record says where that is; the other tasks need none."""
-    base = base_of(Path(source.name)) if loaded.task.kind == "seq2seq" and source.name else None
-    return None if base is None else load_model(base, **source.loading)
-
-
-def _original(name: str) -> str:
-    """The dense model that a checkpoint was pruned from, where it can be found."""
-    base = base_of(Path(name))
-    if base is None:
+def _dense(source: Source, loaded: Loaded) -> PreTrainedModel | None:
+    """What a checkpoint was pruned from, where its record says where that is: for encoder-decoders, and as an index."""
+    if loaded.task.kind != "seq2seq" and source.index != "dense":
+        return None
+    base = base_of(Path(source.name)) if source.name else None
+    if base is None and source.index == "dense":
         raise DataError(
-            f"--index dense needs the model that {name} was pruned from, and its record does not say where that is "
-            "now; give its directory instead: --index DIRECTORY"
+            f"--index dense needs the model that {source.name} was pruned from, and its record does not say where "
+            "that is now; give its directory instead: --index DIRECTORY"
         )
-    return base
+    return None if base is None else load_model(base, **source.loading)
 
 
 def record_evaluation(

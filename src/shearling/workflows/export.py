@@ -27,7 +27,7 @@ from shearling.exporters.graph import axes, reference
 from shearling.exporters.inputs import CALIBRATION, EXAMPLES, Inputs, inputs_from_rows, inputs_from_tokenizer
 from shearling.exporters.place import add_companions, check_place, mark, place_of, size_of, whole
 from shearling.exporters.result import Exported, Measured
-from shearling.exporters.table import Format, check_suits, find_format, find_precision
+from shearling.exporters.table import Format, check_suits, find_format
 from shearling.files import RECORD, signals_held
 from shearling.latency.timing import in_turns
 from shearling.pipeline import Pruned
@@ -118,7 +118,6 @@ class Wanted:
     """One model and what it is exported with; read once, used for the model and for the dense one beside it."""
 
     name: str
-    format: str
     kind: Format
     precision: str
     data: Data | None = None
@@ -169,24 +168,6 @@ class Wanted:
         return runner, outputs
 
 
-class Scores:
-    """One exam, taken by the dense model, the model and the file."""
-
-    def __init__(self, exam: Exam) -> None:
-        self.exam = exam
-        self.found: dict[str, Any] = {}
-
-    def take(self, step: str, model: Any) -> None:
-        """Score one of them."""
-        result = self.exam.take(model, device="cpu")
-        self.found |= {"task": result.task, "metric": result.metric, "examples": result.examples}
-        self.found[step] = round(result.value, 4)
-
-    def to_json(self) -> dict[str, Any]:
-        """Task, metric, examples and the value at each step; the model is also called `pruned` beside a dense one."""
-        return self.found | ({"pruned": self.found["model"]} if "dense" in self.found else {})
-
-
 class FileModel(nn.Module):
     """A file in the place of the model, to be scored like it."""
 
@@ -222,37 +203,40 @@ def export_model(
     eval       labelled rows: dense, model and file are scored on them
     dense      a model to compare size and latency with; by default the one that the record names
     """
-    label, kind = find_format(format)
-    wanted = Wanted(
-        name, label, kind, find_precision(label, kind, precision), data, task, trust_remote_code=trust_remote_code
-    )
+    kind = find_format(format)
+    wanted = Wanted(name, kind, kind.precision(precision), data, task, trust_remote_code)
     place = place_of(out, kind, name)
     check_place(place, kind, force=force, source=name)
     with step(watcher, "load"):
         model = wanted.load(name)
-        check_suits(label, kind, model)
+        check_suits(kind, model)
         wanted.read(model)
     other = dense or base_of(Path(name))
-    scores = None if eval is None else Scores(_exam(wanted, model, eval))
+    exam = None if eval is None else _exam(wanted, model, eval)
+    scores: dict[str, Any] = {}
+
+    def score(step: str, one: Any) -> None:
+        if exam is not None:
+            result = exam.take(one, device="cpu")
+            scores.update(task=result.task, metric=result.metric, examples=result.examples)
+            scores[step] = round(result.value, 4)
+
     with whole(place, force=force) as path, tempfile.TemporaryDirectory() as aside:
         path_dense = place.file(Path(aside))
         expected = reference(kind.part(model), wanted.batches)
-        if scores is not None:
-            scores.take("model", model)
+        score("model", model)
         with step(watcher, "export"):
             run, outputs = wanted.write(model, path)
         if place.served:
             add_companions(path.parents[1], model, wanted.tokenizer, Path(name))
         with step(watcher, "check"):
             difference = check(run, wanted.batches, expected, precision=wanted.precision)
-        if scores is not None:
-            scores.take("exported", FileModel(model, run))
+        score("exported", FileModel(model, run))
         del model
         runs: dict[str, Callable[[], object]] = {"this": lambda: run(wanted.batches[0])}
         if other is not None:
             original = wanted.load(other)
-            if scores is not None:
-                scores.take("dense", original)
+            score("dense", original)
             run_dense, _ = wanted.write(original, path_dense, only_timed=True)
             del original
             runs["dense"] = lambda: run_dense(wanted.batches[0])
@@ -261,10 +245,12 @@ def export_model(
         found = {"this": Measured(name, size_of(path), times["this"])}
         if other is not None:
             found["dense"] = Measured(other, size_of(path_dense), times["dense"])
+        if "dense" in scores:
+            scores["pruned"] = scores["model"]
         result = Exported(
-            place.out, label, wanted.precision, _described(wanted.batches[0]), outputs, difference,
+            place.out, kind.name, wanted.precision, _described(wanted.batches[0]), outputs, difference,
             list(next(iter(wanted.batches[0].values())).shape), kind.runtime(), found["this"], found.get("dense"),
-            None if scores is None else scores.to_json(), _notes(wanted),
+            scores or None, _notes(wanted),
         )  # fmt: skip
         if place.folder:
             mark(path.parents[1] if place.served else path, result.to_json())
@@ -275,7 +261,7 @@ def export_model(
 
 def _exam(wanted: Wanted, model: PreTrainedModel, rows: Data) -> Exam:
     if wanted.kind.part(model) is not model:
-        raise InputError(f"--eval scores what {wanted.format} writes, and that is the encoder without its head.")
+        raise InputError(f"--eval scores what {wanted.kind.name} writes, and that is the encoder without its head.")
     if wanted.tokenizer is None:
         raise InputError("--eval needs the tokenizer of the model, and none was found beside it.")
     task = task_of(model, wanted.task)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,8 +16,7 @@ from shearling.methods.ranges import Shape
 from shearling.pipeline import Pruned, measure
 from shearling.target import Target
 from shearling.workflows.progress import quiet
-from shearling.workflows.pruning import take
-from shearling.workflows.source import Loaded, Source, draw, labels_for
+from shearling.workflows.source import Loaded, Source, draw
 
 N = TypeVar("N", int, float)
 SEEDS = 2**63  # what torch takes
@@ -147,7 +146,7 @@ def outcomes(
                 continue
             here, examples = replace(source, seed=seed), loaded.examples
             if seed != source.seed:
-                examples = draw(here, loaded, labels=labels_for(method)).examples
+                examples = draw(here, loaded, method).examples
             plan = measure(
                 loaded.model, examples, **here.sampling, method=method, watcher=watcher, notes=loaded.notes
             )  # fmt: skip
@@ -159,6 +158,7 @@ def outcomes(
                 except ConstraintError as error:  # this budget cannot be met; the others may
                     yield replace(point, problem=str(error))
                 else:
-                    yield replace(point, pruned=pruned, score=take(exam, pruned.model, watcher))
+                    score = exam.take(pruned.model, progress=partial(watcher, "evaluate"))
+                    yield replace(point, pruned=pruned, score=score)
                 count += 1
     watcher("sweep", total, total)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from shearling.costs import KINDS
@@ -15,7 +16,7 @@ from shearling.pipeline import Plan, Pruned
 from shearling.report.points import gain
 from shearling.target import Target
 from shearling.workflows.progress import SCORED, quiet
-from shearling.workflows.pruning import take, with_scores
+from shearling.workflows.pruning import with_scores
 
 STEP = 0.01  # budgets are tried in hundredths
 BY = "flops"  # what is searched for, unless asked otherwise
@@ -63,7 +64,7 @@ class Drop:
 
     def meet(self, plan: Plan, target: Target, exam: Exam, watcher: Watcher = quiet) -> Pruned:
         """The smallest model found that stays within the drop; its report lists every budget tried."""
-        dense = take(exam, plan.structure.model, watcher, SCORED[0])
+        dense = exam.take(plan.structure.model, progress=partial(watcher, SCORED[0]))
         watcher("max-drop", 0, TRIES)
         tries = itertools.count(1)
 
@@ -72,7 +73,7 @@ class Drop:
                 pruned = plan.meet(self._aim(target, budget))
             except ConstraintError as error:  # too small to be met at all
                 return None, Tried(budget, None, None, False, str(error))
-            score = take(exam, pruned.model, watcher)
+            score = exam.take(pruned.model, progress=partial(watcher, "evaluate"))
             watcher("max-drop", min(next(tries), TRIES), TRIES)
             lost = gain(dense.metric, score.value, dense.value)  # what dense has won over it
             return (pruned, score), Tried(budget, score.value, lost, lost <= self.points + 1e-9)

@@ -161,15 +161,13 @@ def measure(
                 model, data, method=chosen, samples=samples, seed=seed, length=length, watcher=watch
             )  # fmt: skip
         from shearling.integrations.sentence_transformers import sentence_plan
-        from shearling.workflows.source import Source, check_early, draw, labels_for, open_source
+        from shearling.workflows.source import Source, open_source
 
         source = Source(
             model, data, task, text_columns, label_column, max_length, None, samples, seed, device, dtype,
             trust_remote_code, length, None, None, pooling, tokenizer, prefix,
         )  # fmt: skip
-        check_early(source, prunes=True)
-        loaded = open_source(source, scored=False, watcher=watch)
-        loaded = draw(source, loaded, labels=labels_for(chosen), watcher=watch)
+        loaded = open_source(source, methods=[chosen], scored=False, watcher=watch)
         plan = pipeline.measure(
             loaded.model, loaded.examples, **source.sampling, method=chosen, watcher=watch, notes=loaded.notes
         )

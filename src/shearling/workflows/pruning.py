@@ -31,16 +31,7 @@ from shearling.pipeline import Pruned, measure
 from shearling.report.points import command_of, tried_chart
 from shearling.target import Target
 from shearling.workflows.progress import SCORED, quiet
-from shearling.workflows.source import (
-    Source,
-    check_early,
-    companions_of,
-    data_name,
-    draw,
-    exam_of,
-    labels_for,
-    open_source,
-)
+from shearling.workflows.source import Source, companions_of, data_name, exam_of, open_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -72,13 +63,11 @@ def prune_source(
     target = target.checked() if drop is None else drop.checked(target)
     if out is not None:
         check_writable(out, force=force, keep=(source.name,))
-    check_early(source, evaluation, prunes=True)
     scored = drop is not None or evaluation is not None
     if limit is not None and not scored:
         raise InputError("--limit is of use with --eval only: it is how many rows to score on.")
-    loaded = open_source(source, scored=scored, watcher=watcher)
-    loaded = draw(source, loaded, labels=labels_for(method), watcher=watcher)
-    exam = exam_of(source, loaded, evaluation, limit=limit) if scored else None
+    loaded = open_source(source, evaluation, methods=[method], scored=scored, watcher=watcher)
+    exam = exam_of(source, loaded, evaluation, limit=limit, dense=loaded.model) if scored else None
     if drop is not None:
         target.check_fits(structure_of(loaded.model), method)
     plan = measure(
@@ -91,7 +80,7 @@ def prune_source(
         pruned = plan.meet(target)
         if exam is not None:
             models = (loaded.model, pruned.model)
-            both = [take(exam, model, watcher, stage) for model, stage in zip(models, SCORED, strict=True)]
+            both = [exam.take(m, progress=partial(watcher, stage)) for m, stage in zip(models, SCORED, strict=True)]
             pruned = with_scores(pruned, exam, *both)
     if exam is not None and timing:
         pruned = timed(pruned, loaded.model, target.batch_size, target.seq_len)
@@ -102,19 +91,6 @@ def prune_source(
         if tried := pruned.report.extra.get("max_drop"):
             on_first(lambda: add_curve(out, tried_chart(tried, title=Path(source.name).name, standalone=True)))
     return pruned
-
-
-def take(
-    exam: Exam,
-    model: PreTrainedModel,
-    watcher: Watcher = quiet,
-    stage: str = "evaluate",
-    *,
-    compiled: bool = False,
-) -> Evaluation:
-    """Score a model, on one process where there are several."""
-    watcher(stage, 0, 1)
-    return on_first(lambda: exam.take(model, compile=compiled, progress=partial(watcher, stage)))
 
 
 def with_scores(pruned: Pruned, exam: Exam, dense: Evaluation, score: Evaluation) -> Pruned:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,23 +16,17 @@ from shearling._version import versions
 from shearling.checkpoint.load import read_record
 from shearling.checkpoint.pretrained import load_model
 from shearling.data.encoder import make_encoder
-from shearling.data.tasks import task_of
 from shearling.engine.progress import Watcher
 from shearling.errors import ModelError, OutputError
 from shearling.files import RECORD, check_writable, json_text, weights_digest, whole_directory
 from shearling.schema import CONFIG
 from shearling.workflows.evaluate import known_dense
 from shearling.workflows.progress import quiet
-from shearling.workflows.source import Loaded, Source, check_early, exam_of, reader_for, rows_of
+from shearling.workflows.source import Source, exam_of, open_source, rows_of
 from shearling.workflows.training import Recipe, check_alone, last_checkpoint, plain_device, retrain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from shearling.data.encoder import Encoder, Labels
-    from shearling.data.rows import Rows
-    from shearling.data.tasks import Task
-    from shearling.evaluation.exam import Exam
 
 STAGES = {"evaluate": 10.0, "retrain": 90.0}
 # What a record says about weights that are no more.
@@ -55,11 +49,17 @@ def retrain_source(
     place = plain_device(source.device)
     record = read_record(Path(source.model))
     check_writable(out, force=force, keep=(source.model,))
-    check_early(source, evaluation)
     # Small steps vanish in half precision: training is in float32, the result in the checkpoint's own type.
-    model = load_model(source.model, device="cpu", dtype="float32", trust_remote_code=source.trust_remote_code)
+    loaded = open_source(replace(source, device="cpu", dtype="float32"), evaluation)
+    model, task = loaded.model, loaded.task
     guide = None if teacher is None else _teacher(teacher, model, source.trust_remote_code)
-    task, encoder, rows, exam = _read(source, model, recipe.seed, evaluation, limit)
+    encoder = make_encoder(
+        loaded.tokenizer, task, model.config, max_length=source.max_length,
+        labels="ignore" if task.head == "embedding" else "require", text_columns=source.text_columns,
+        label_column=source.label_column, seed=recipe.seed, model=model,
+    )  # fmt: skip
+    exam = None if evaluation is None else exam_of(source, loaded, evaluation, limit=limit, dense=model)
+    rows = rows_of(source.data, task)
     progress = partial(watcher, "evaluate")
     before = None if exam is None else exam.take(model, device=place, progress=progress)
     work = _work_folder(out, source, rows.fingerprint(), recipe, teacher, force=force)
@@ -79,20 +79,6 @@ def retrain_source(
     write_retrained(model, Path(source.model), out, record, facts, force=force)
     shutil.rmtree(work, ignore_errors=True)
     return {"retrained": facts, "model": source.model, "out": str(out)}
-
-
-def _read(
-    source: Source, model: PreTrainedModel, seed: int, evaluation: str | None, limit: int | None
-) -> tuple[Task, Encoder, Rows, Exam | None]:
-    """The task, what encodes its training rows, those rows, and the exam if rows to evaluate on are given."""
-    loaded = Loaded(model, reader_for(source, model), task_of(model, source.task))
-    labels: Labels = "ignore" if loaded.task.head == "embedding" else "require"
-    encoder = make_encoder(
-        loaded.tokenizer, loaded.task, model.config, max_length=source.max_length, labels=labels,
-        text_columns=source.text_columns, label_column=source.label_column, seed=seed, model=model,
-    )  # fmt: skip
-    exam = None if evaluation is None else exam_of(source, loaded, evaluation, limit=limit)
-    return loaded.task, encoder, rows_of(source.data, loaded.task), exam
 
 
 def write_retrained(

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from shearling.checkpoint.companions import found_locally
 from shearling.checkpoint.pretrained import check_prunable, is_remote, load_model, named_device
@@ -125,25 +125,31 @@ class Loaded:
         return []
 
 
-def check_early(source: Source, *more: Any, prunes: bool = False) -> None:
-    """Look at names, at the start of every data file and, to prune it, at the architecture: nothing large is read."""
+def open_source(
+    source: Source,
+    evaluation: Any = None,
+    *,
+    methods: Sequence[Method] = (),
+    scored: bool = True,
+    watcher: Watcher = quiet,
+) -> Loaded:
+    """The model, from its name or from what holds it, with its tokenizer and its task.
+
+    evaluation  rows that will be scored on
+    methods     those that will prune the model: the examples that they need are drawn
+    scored      there will be an exam, which needs the tokenizer also where the data is batches
+
+    Names, the start of every data file and, to prune it, the architecture are looked at before anything large is read.
+    Models that are given stay where they are.
+    """
     checked_samples(source.samples)
     if source.task:
         find_task(source.task)
-    for data in (source.data, *more):
+    for data in (source.data, evaluation):
         if isinstance(data, (str, os.PathLike)):
             read_rows(data, limit=1)
-    if prunes and source.named:
+    if methods and source.named:
         check_prunable(source.name, trust_remote_code=source.trust_remote_code)
-
-
-def open_source(source: Source, *, scored: bool = True, watcher: Watcher = quiet) -> Loaded:
-    """The model, from its name or from what holds it, with its tokenizer and its task; no data is read yet.
-
-    scored  there will be an exam, which needs the tokenizer also where the data is batches
-
-    Models that are given stay where they are.
-    """
     watcher("load", 0, 1)
     given, sentence = source.model, None
     if source.named:
@@ -163,7 +169,8 @@ def open_source(source: Source, *, scored: bool = True, watcher: Watcher = quiet
     reads = scored or source.data is None or needs_reading(source.data)
     tokenizer = reader_for(source, model, sentence) if reads else source.tokenizer
     watcher("load", 1, 1)
-    return Loaded(model, tokenizer, task_of(model, source.task), sentence=sentence)
+    loaded = Loaded(model, tokenizer, task_of(model, source.task), sentence=sentence)
+    return draw(source, loaded, *methods, watcher=watcher) if methods else loaded
 
 
 def reader_for(source: Source, model: PreTrainedModel, sentence: Any = None) -> Any:
@@ -204,10 +211,10 @@ def text_columns_of(data: Any) -> tuple[str, ...] | None:
     return None
 
 
-def draw(source: Source, loaded: Loaded, *, labels: Labels, watcher: Watcher = quiet) -> Loaded:
+def draw(source: Source, loaded: Loaded, *methods: Method, watcher: Watcher = quiet) -> Loaded:
     """The rows, where they are not read yet, and the examples that the source asks for, drawn by its seed.
 
-    Batches that were given are examples already, and are drawn from later on.
+    Batches that were given are examples already, and are drawn from later on. Labels that no method uses are not read.
     """
     if source.data is not None and not needs_reading(source.data):
         return replace(loaded, examples=source.data)
@@ -218,13 +225,15 @@ def draw(source: Source, loaded: Loaded, *, labels: Labels, watcher: Watcher = q
     with step(watcher, "read"):
         rows = rows_of(source.data, loaded.task) if loaded.rows is None else loaded.rows
     names = text_columns_of(source.data)
+    wants = {"ignore"} if names else {method.wants_labels for method in methods}  # texts alone have none
+    labels: Labels = "require" if "require" in wants else "optional" if "prefer" in wants else "ignore"
     with step(watcher, "tokenise"):
         examples = encode(
             rows, loaded.tokenizer, loaded.task, model_config=loaded.model.config, max_length=source.max_length,
             batch_size=source.examples_per_batch, samples=checked_samples(source.samples, most_examples(loaded.model)),
-            seed=source.seed, labels="ignore" if names else labels,  # texts alone have none
-            text_columns=source.text_columns or names, label_column=source.label_column, prefix=source.prefix,
-            pooling=pooling_of(loaded.model), model=loaded.model,
+            seed=source.seed, labels=labels, text_columns=source.text_columns or names,
+            label_column=source.label_column, prefix=source.prefix, pooling=pooling_of(loaded.model),
+            model=loaded.model,
             bucket=False,  # examples keep the order, and so the numbers, that the caller's own batches would have
         )  # fmt: skip
     return replace(loaded, rows=rows, examples=examples)
@@ -236,11 +245,11 @@ def exam_of(
     evaluation: Any,
     *,
     limit: int | None = None,
-    teacher: PreTrainedModel | Literal["loaded"] | None = "loaded",
+    dense: PreTrainedModel | None,
 ) -> Exam:
     """The rows to score this model and its pruned copies on; a known task's dev split where no file is given.
 
-    teacher  of encoder-decoders: the dense model, to agree with; the one that is loaded, unless that is a pruned one
+    dense  the model to agree with, and to embed the passages of a search where the source asks for it
     """
     if evaluation is None and loaded.task.hub is None:
         raise DataError(
@@ -248,12 +257,12 @@ def exam_of(
         )
     index = None  # every model embeds the passages of a search itself
     if source.index is not None:
-        index = loaded.model if source.index == "dense" else load_model(source.index, **source.loading)
+        index = dense if source.index == "dense" else load_model(source.index, **source.loading)
     return make_exam(
         loaded.model, loaded.tokenizer, rows_of(evaluation, loaded.task, split="dev"), loaded.task,
         batch_size=source.scored_per_batch(loaded.task), max_length=source.max_length,
-        text_columns=source.text_columns, label_column=source.label_column, limit=limit, metric=source.metric,
-        index=index, prefix=source.prefix, teacher=loaded.model if teacher == "loaded" else teacher,
+        text_columns=source.text_columns or text_columns_of(evaluation), label_column=source.label_column,
+        limit=limit, metric=source.metric, index=index, prefix=source.prefix, teacher=dense,
     )  # fmt: skip
 
 
@@ -277,9 +286,3 @@ def folder_of(source: Source) -> Path | None:
     """The directory that the model was named by, where it is one."""
     path = Path(source.name) if source.name else None
     return path if path is not None and path.exists() else None
-
-
-def labels_for(*methods: Method) -> Labels:
-    """What to do about the data's labels: none that no method uses is looked at."""
-    wants = {method.wants_labels for method in methods}
-    return "require" if "require" in wants else "optional" if "prefer" in wants else "ignore"

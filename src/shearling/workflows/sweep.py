@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,19 +29,8 @@ from shearling.sample.read import sample_of
 from shearling.workflows.given import model_in
 from shearling.workflows.grid import Grid, budgets_of, outcomes
 from shearling.workflows.progress import READING, ProgressLike, quiet, watching
-from shearling.workflows.pruning import changes, take, timed
-from shearling.workflows.source import (
-    Loaded,
-    Source,
-    check_early,
-    companions_of,
-    data_name,
-    draw,
-    exam_of,
-    folder_of,
-    labels_for,
-    open_source,
-)
+from shearling.workflows.pruning import changes, timed
+from shearling.workflows.source import Loaded, Source, companions_of, data_name, exam_of, folder_of, open_source
 from shearling.workflows.sweep_folder import CURVE, MODELS, PAGE, RESULTS, Store, write_all
 
 if TYPE_CHECKING:
@@ -139,20 +129,20 @@ def sweep_source(
 
     dry_run  read and check model and data, measure and write nothing, and say what would be done
     """
-    check_early(source, evaluation, prunes=True)
-    loaded = open_source(source, watcher=watcher)
-    loaded = draw(source, loaded, labels=labels_for(*grid.methods.values()), watcher=watcher)
+    methods = list(grid.methods.values())
+    loaded = open_source(source, evaluation, methods=methods, watcher=watcher)
     structure = structure_of(loaded.model)
-    for method in grid.methods.values():
+    for method in methods:
         grid.targets[0].check_fits(structure, method)  # all have one table and one shape
-    exam = exam_of(source, loaded, evaluation, limit=limit)
+    exam = exam_of(source, loaded, evaluation, limit=limit, dense=loaded.model)
     if dry_run:
         return _planned(grid, loaded, exam)
     store = Store(out, settings_of(source, grid, loaded, exam), force=force)
     here = {"device": device_name(loaded.model.device), "batch_size": source.examples_per_batch}
     store.facts["environment"] = here | versions()
     done = store.done(saved=save)
-    dense = take(exam, loaded.model, watcher) if any(point not in done for point in grid.points()) else None
+    unfinished = any(point not in done for point in grid.points())
+    dense = exam.take(loaded.model, progress=partial(watcher, "evaluate")) if unfinished else None
     if store.facts["dense"] is None and dense is not None:
         store.facts["dense"] = _dense_facts(dense, structure, grid.targets[0].times)
         store.write()

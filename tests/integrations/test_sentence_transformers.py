@@ -127,6 +127,19 @@ def test_prune_save_and_load(tmp_path: Path) -> None:
     )
 
 
+def test_parts_in_memory_count_not_those_where_the_transformer_came_from(tmp_path: Path) -> None:
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    embedder(tmp_path / "in", "mean").save_pretrained(str(tmp_path / "mean"), create_model_card=False)
+    parts = [Transformer(str(tmp_path / "mean")), Pooling(32, pooling_mode="cls")]
+    model = library.SentenceTransformer(modules=parts, device="cpu")
+    whole = give_back(pruned_of(model, TEXTS), model)
+    whole.save(tmp_path / "half")
+    again = library.SentenceTransformer(str(tmp_path / "half"), device="cpu")
+    np.testing.assert_allclose(again.encode(TEXTS), whole.model.encode(TEXTS), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("mode", ["cls", "mean"])
 def test_polish_judges_by_the_embeddings_that_encode_gives(mode: str, tmp_path: Path) -> None:
     """Its own pooling, Dense and Normalize modules, its prompt and its longest text."""

@@ -78,7 +78,8 @@ def found_locally(name: str | os.PathLike[str], *, fetch: bool = False) -> Path 
 
 
 def copy_companions(source: Path, folder: Path) -> None:
-    """Copy the files beside the weights of a model directory."""
+    """Copy the files beside the weights of a model directory; what is in `folder` already stays."""
+    own_modules = (folder / MODULES).exists()  # a SentenceTransformer has saved itself: its parts may be others
     inside = transformer_in(source)  # a directory of sentence-transformers may keep the model in a folder of its own
     if inside is not None and inside != source:
         (folder / MODULES).write_text(modules_with_transformer_on_top(source), encoding="utf-8")
@@ -88,7 +89,8 @@ def copy_companions(source: Path, folder: Path) -> None:
             if path == inside:
                 continue
             if path.is_dir():
-                shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
+                if not own_modules:
+                    shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
             elif not (folder / path.name).exists():
                 shutil.copyfile(path, folder / path.name)
     for path in _reader_code(source):

@@ -93,7 +93,10 @@ def read_record(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a directory; give the folder that `shearling prune --out` wrote.")
     if not (folder / RECORD).is_file():
-        raise CheckpointError(f"{folder} has no {RECORD}: it is not a model that shearling wrote, or not a whole one.")
+        raise CheckpointError(
+            f"{folder} has no {RECORD}: it is not a model that shearling wrote, or not a whole one. "
+            "A pruned model that transformers saved loads with from_pretrained, after `import shearling`."
+        )
     found: dict[str, Any] = schema.RECORD.read(folder / RECORD)
     return found
 

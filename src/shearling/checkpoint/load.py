@@ -26,7 +26,7 @@ def load(directory: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
         check_weights(model, info["missing_keys"], record, folder)
     except CheckpointError:
         raise
-    except Exception as error:  # a changed file may trip transformers anywhere
+    except Exception as error:  # transformers may fail anywhere on a file that was changed
         raise CheckpointError(f"{folder} does not load: {error}") from error
     loaded: PreTrainedModel = model
     return loaded

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import shearling
-import shearling.methods.ranges
+import shearling.methods.surgeon
 from shearling.costs import count_macs, flops_limit
 from shearling.engine.progress import Stages
 from shearling.errors import ConstraintError, InputError, ModelError
@@ -231,7 +231,7 @@ def test_tuning_that_stops_early_is_a_warning() -> None:
 def test_auto_takes_more_texts_for_embedding_models_on_a_gpu(
     bare: bool, device: str, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shearling.methods.ranges, "device_of", lambda model: torch.device(device))
+    monkeypatch.setattr(shearling.methods.surgeon, "device_of", lambda model: torch.device(device))
     model = model_of("bert")
     model = model.base_model if bare else model
     assert Surgeon().most_examples(model) == expected

@@ -19,7 +19,6 @@ from shearling.engine.hooks import device_of, frozen, run
 from shearling.engine.memory import BACKWARD_TOKENS, FORWARD_TOKENS, LOGITS, cut_batches, logits_per_token
 from shearling.engine.recompute import MOST, is_too_much, kept_bytes
 from shearling.models.structure import Structure
-from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
 
 LIBRARIES = 4 * 10**8  # bytes of Python, torch and transformers themselves
@@ -87,8 +86,10 @@ def _memory(structure: Structure, sample: Sample, ratio: float, weights: int, st
 def _seconds(structure: Structure, sample: Sample, lengths: Sequence[float], ratio: float) -> float:
     """Passes over the sample by a timed one; sums and solves by their products and the speed of these here."""
     batches = cut_batches(sample, device_of(structure.model), backward=True, logits=logits_per_token(structure.model))
-    one = _forward(structure, batches[len(batches) // 2])
-    forward = one * (len(batches) + CHECKS)
+    with frozen(structure.model), torch.inference_mode():
+        began = time.perf_counter()
+        run(structure.model, batches[len(batches) // 2])
+        forward = (time.perf_counter() - began) * (len(batches) + CHECKS)
     layers = count_macs(structure, lengths)
     head = logits_per_token(structure.model) * int(structure.sublayers[-1].weight.shape[0]) * lengths[-1]
     passes = BACKWARD + is_too_much(structure, batches) + layers / (layers + head) * (TEACHER + STUDENT * ratio)
@@ -100,14 +101,6 @@ def _seconds(structure: Structure, sample: Sample, lengths: Sequence[float], rat
         solves += 2.2 * n**3 + n**2 * D + left**3 / 3 + 6 * left**2 * D + 6 * D**3
     threads = torch.get_num_threads()
     return forward * passes + sums / _speed(torch.float32, threads) + solves / _speed(torch.float64, threads)
-
-
-def _forward(structure: Structure, batch: Batch) -> float:
-    """Seconds of one forward pass over a batch."""
-    with frozen(structure.model), torch.inference_mode():
-        began = time.perf_counter()
-        run(structure.model, batch)
-        return time.perf_counter() - began
 
 
 @cache

@@ -16,7 +16,7 @@ from shearling.errors import ModelError
 from shearling.exporters import gguf as kind
 from shearling.exporters.check import TOLERANCE
 from shearling.exporters.formats import Job
-from shearling.exporters.gguf_run import LlamaCpp, Reading, has_llama_cpp
+from shearling.exporters.gguf_run import LlamaCpp, TorchEngine, has_llama_cpp
 from shearling.exporters.gguf_tokenizer import pre_tokenizer
 from shearling.models.shrink import shrink
 from shearling.models.structure import structure_of
@@ -28,7 +28,10 @@ SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 70, "num_hidden_layers": 3, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 64, "vocab_size": 272,
 }  # fmt: skip
-ENGINES = [Reading, pytest.param(LlamaCpp, marks=pytest.mark.skipif(not has_llama_cpp(), reason="no llama.cpp here"))]
+ENGINES = [
+    TorchEngine,
+    pytest.param(LlamaCpp, marks=pytest.mark.skipif(not has_llama_cpp(), reason="no llama.cpp here")),
+]
 
 
 def tokenizer() -> PreTrainedTokenizerFast:

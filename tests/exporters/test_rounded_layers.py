@@ -12,7 +12,7 @@ from torch import Tensor
 from exporters.test_gguf import ENGINES, language_model, tokenizer, uneven
 from shearling.exporters import gguf as kind
 from shearling.exporters.formats import Job
-from shearling.exporters.gguf_run import Reading
+from shearling.exporters.gguf_run import TorchEngine
 from shearling.exporters.rounded_layers import round_layers
 from shearling.exporters.rounding import GRIDS
 from shearling.workflows.export import export_model
@@ -67,8 +67,8 @@ def divergence(model: Any, engine: Any) -> float:
 
 
 def test_a_trained_model_stays_closer_than_by_plain_rounding(trained: Any, tmp_path: Path) -> None:
-    plain = divergence(trained, Reading(write(trained, tmp_path / "plain.gguf", [])))
-    rounded = divergence(trained, Reading(write(_copy(trained), tmp_path / "rounded.gguf", calibration())))
+    plain = divergence(trained, TorchEngine(write(trained, tmp_path / "plain.gguf", [])))
+    rounded = divergence(trained, TorchEngine(write(_copy(trained), tmp_path / "rounded.gguf", calibration())))
     assert rounded < 0.7 * plain
 
 

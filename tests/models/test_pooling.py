@@ -14,9 +14,9 @@ from shearling.errors import InputError, ModelError
 from shearling.models.pooling import (
     GUESS,
     MODES,
+    DenseModule,
     Mode,
     Pooling,
-    Projection,
     parse_pooling,
     pool,
     pooling_of,
@@ -66,7 +66,7 @@ def test_modes_are_concatenated_projected_and_normalised_in_this_order() -> None
     rows, outputs, mask = padded("right")
     generator = torch.Generator().manual_seed(1)
     weight, bias = torch.randn(3, 8, generator=generator).double(), torch.randn(3, generator=generator).double()
-    pooling = Pooling(("cls", "mean"), normalize=True, dense=(Projection(weight, bias, "Tanh"),))
+    pooling = Pooling(("cls", "mean"), normalize=True, dense=(DenseModule(weight, bias, "Tanh"),))
     for row, found in zip(rows, pool(outputs, mask, pooling), strict=True):
         expected = torch.tanh(weight @ torch.cat([row[0], row.mean(0)]) + bias)
         torch.testing.assert_close(found, expected / expected.norm())

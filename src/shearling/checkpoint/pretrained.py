@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,8 +53,10 @@ def load_model(
             use_safetensors=True,  # the other format is a pickle, which may run anything
         )
     bare = model.base_model is model
-    if bare:
-        _silence_pooler(model, info["missing_keys"])
+    if bare:  # an encoder saved without its pooler does not use it: zeros there, not transformers' random numbers
+        for key, weight in model.named_parameters():
+            if key.startswith("pooler.") and key in info["missing_keys"]:
+                weight.data.zero_()
     untrained = sorted(key for key in info["missing_keys"] if not (bare and key.startswith("pooler.")))
     if untrained:
         more = f" and {len(untrained) - 3} more" if len(untrained) > 3 else ""
@@ -100,14 +102,6 @@ def check_prunable(name: str, *, trust_remote_code: bool = False) -> None:
 def is_remote(thing: Any) -> bool:
     """Whether the class of a model, configuration or tokenizer is code that came with the model."""
     return type(thing).__module__.split(".")[0] == "transformers_modules"
-
-
-def _silence_pooler(model: PreTrainedModel, missing: Collection[str]) -> None:
-    """An encoder saved without its pooler does not use it: zeros there, not the random numbers of transformers."""
-    weights = dict(model.named_parameters())
-    for key in missing:
-        if key.startswith("pooler.") and key in weights:
-            weights[key].data.zero_()
 
 
 def _is_gguf(name: str) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shearling import schema
 from shearling.errors import ModelError
-from shearling.models.pooling import ACTIVATIONS, Mode, Pooling, Projection, parse_pooling, pooling_of, set_pooling
+from shearling.models.pooling import ACTIVATIONS, DenseModule, Mode, Pooling, parse_pooling, pooling_of, set_pooling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -121,7 +121,7 @@ class Part(NamedTuple):
 def pooling_of_parts(parts: Iterable[Part], settings: Mapping[str, Any], max_length: int | None) -> Pooling | None:
     """How the modules after the transformer make embeddings; None where they do not, as in a CrossEncoder."""
     modes: tuple[Mode, ...] | None = None
-    dense: list[Projection] = []
+    dense: list[DenseModule] = []
     normalize = False
     for part in parts:
         if part.kind == "Pooling":
@@ -154,14 +154,14 @@ def modes_of(config: Mapping[str, Any], where: str) -> tuple[Mode, ...]:
     return tuple(_MODES[name][0] for name in names)
 
 
-def _projection(part: Part) -> Projection:
+def _projection(part: Part) -> DenseModule:
     """A Dense module; its weights come from safetensors only, for the other format is a pickle."""
     activation = str(part.config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     if part.weights is None or activation not in ACTIVATIONS or part.config.get("use_residual"):
         unknown = f"activation {activation} (or a residual), which shearling does not know"
         why = "no model.safetensors" if part.weights is None else unknown
         raise ModelError(f"{part.where} has {why}; give pooling= to score without it (--pooling mean).")
-    return Projection(part.weights["linear.weight"], part.weights.get("linear.bias"), activation)
+    return DenseModule(part.weights["linear.weight"], part.weights.get("linear.bias"), activation)
 
 
 def _max_length(name: str, modules: list[dict[str, Any]]) -> int | None:

@@ -36,7 +36,7 @@ def demo(
     with watching(not quiet, STAGES) as watcher:
         result = run(out, flops=flops, samples=samples, seed=seed, force=force, watcher=watcher)
     if as_json:
-        emit(result.to_json())
+        emit(result.record)
     elif not quiet:
         _picture(result)
 
@@ -50,15 +50,14 @@ def _picture(result: Demo) -> None:
 
     console = Console(highlight=False)
     console.print(f"\n{escape(str(result.pruned))}\n", soft_wrap=True)
-    table = Table(
-        title=f"a search among {result.search.passages:,} held-out paragraphs", title_justify="left", show_header=False
-    )
-    for name, value in summary(result):
+    title = f"a search among {result.record['search']['passages']:,} held-out paragraphs"
+    table = Table(title=title, title_justify="left", show_header=False)
+    for name, value in summary(result.record):
         table.add_row(name, f"[bold]{escape(value)}[/]")
     console.print(table)
-    for example in result.examples:
-        console.print(f"\n[dim]search[/] {escape(example.sentence)}")
+    for example in result.record["examples"]:
+        console.print(f"\n[dim]search[/] {escape(example['sentence'])}")
         for who, what in answers(example):
             console.print(f"  [dim]{who}[/] {escape(what)}")
-    console.print(f"\nThe pruned model is in [bold]{escape(str(result.model))}[/], the report in", end=" ")
-    console.print(f"[bold]{escape(str(result.report.with_suffix('.html')))}[/].", soft_wrap=True)
+    console.print(f"\nThe pruned model is in [bold]{escape(result.record['out'])}[/], the report in", end=" ")
+    console.print(f"[bold]{escape(result.record['page'])}[/].", soft_wrap=True)

@@ -56,7 +56,6 @@ def export(
     """Write MODEL, dense or pruned, for another engine, checked against PyTorch."""
     from shearling.checkpoint.pretrained import load_model
     from shearling.cli.console import emit, tell
-    from shearling.exporters.result import describe
     from shearling.exporters.table import describe_list, suitable
     from shearling.workflows.export import export as write
 
@@ -76,4 +75,4 @@ def export(
     if as_json:
         emit(result.to_json())
     else:
-        tell(describe(result), quiet=quiet)
+        tell(str(result), quiet=quiet)

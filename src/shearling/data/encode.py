@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shearling.data.batches import Batches
-from shearling.data.encoder import Reading, blocks, make_encoder
+from shearling.data.encoder import Reading, make_encoder
+from shearling.data.lm import make_blocks
 from shearling.data.rows import Rows
 from shearling.data.tasks import Task
 from shearling.errors import InputError
@@ -43,7 +44,7 @@ def encode(
     rng = np.random.default_rng(encoder.seed)
     if encoder.task.kind == "lm" and samples is not None:
         rows = rows.select(rng.permutation(len(rows)))
-        examples = blocks(encoder, rows, at_most=samples)
+        examples = make_blocks(encoder, rows, samples)
     else:
         examples = encoder.tokenize(rows.select(_draw(rng, len(rows), samples)))
         examples = examples.select(_draw(rng, len(examples), samples))

@@ -239,20 +239,6 @@ def _answered(encoder: Encoder, rows: Rows) -> Tokenized:
     return Tokenized(windows.inputs.tokens, values)
 
 
-def blocks(encoder: Encoder, rows: Rows, at_most: int | None = None) -> Tokenized:
-    """Running text, packed into blocks of full length; reads no more rows than `at_most` blocks need."""
-    (texts,) = encoder.texts(rows)
-    return make_blocks(
-        texts,
-        encoder.tokenizer,
-        encoder.config,
-        length=encoder.max_length,
-        at_most=at_most,
-        labelled=encoder.labels != "ignore",
-        seed=encoder.seed,
-    )
-
-
 _TOKENIZERS: dict[Kind, Callable[[Encoder, Rows], Tokenized]] = {
     "classification": _sequences,
     "regression": _sequences,
@@ -261,6 +247,6 @@ _TOKENIZERS: dict[Kind, Callable[[Encoder, Rows], Tokenized]] = {
     "embedding": _embedded,
     "retrieval": _searched,
     "rerank": _reranked,
-    "lm": blocks,
+    "lm": make_blocks,
     "seq2seq": tokenize_pairs,
 }

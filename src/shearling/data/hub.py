@@ -11,7 +11,7 @@ from shearling.errors import DataError
 Split = Literal["train", "dev"]
 
 
-def load_task_rows(task: Task | str, split: Split = "train", *, limit: int | None = None) -> Rows:
+def load_task_rows(task: Task | str, split: Split = "train") -> Rows:
     """Load the training or development split of a named task."""
     task = find_task(task)
     if task.hub is None:
@@ -32,4 +32,4 @@ def load_task_rows(task: Task | str, split: Split = "train", *, limit: int | Non
             f"the {split} split of {task.name} ({task.hub.dataset}) cannot be taken from the Hub: {reason}; "
             "check the network, or pass --data FILE"
         ) from error
-    return as_rows(dataset, limit=limit, source=f"{task.hub.dataset} ({name})")
+    return as_rows(dataset, source=f"{task.hub.dataset} ({name})")

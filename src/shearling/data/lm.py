@@ -14,33 +14,32 @@ from shearling.sample.batch import IGNORED
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
+    from shearling.data.encoder import Encoder
+    from shearling.data.rows import Rows
+
 MASKED_SHARE = 0.15
 _TEXTS_AT_ONCE = 256
 
 
-def make_blocks(
-    texts: Sequence[str],
-    tokenizer: PreTrainedTokenizerBase,
-    config: PretrainedConfig,
-    *,
-    length: int,
-    at_most: int | None = None,
-    labelled: bool = True,
-    seed: int = 0,
-) -> Tokenized:
-    """Concatenate the tokens of all texts and cut them into blocks of `length`; the last may be shorter."""
+def make_blocks(encoder: Encoder, rows: Rows, at_most: int | None = None) -> Tokenized:
+    """Running text, packed into blocks of full length, the last maybe shorter; reads no more rows than blocks need."""
+    (texts,), tokenizer, length = encoder.texts(rows), encoder.tokenizer, encoder.max_length
     limit = None if at_most is None else at_most * length
-    stream = _stream(texts, tokenizer, limit)
+    stream: list[int] = []
+    for ids in _token_lists(texts, tokenizer):
+        stream += ids
+        if limit is not None and len(stream) >= limit:
+            stream = stream[:limit]
+            break
     blocks = [stream[start : start + length] for start in range(0, len(stream), length)]
     blocks = [block for block in blocks if len(block) > 1]  # one token alone predicts nothing
     if not blocks:
         raise DataError(f"the {len(texts)} texts have no two tokens to learn from; give running text")
-    if not fills_blanks(tokenizer, config):
-        inputs, labels = blocks, blocks
-    else:
-        inputs, labels = _mask(blocks, tokenizer, seed)
+    inputs, labels = blocks, blocks
+    if fills_blanks(tokenizer, encoder.config):
+        inputs, labels = _mask(blocks, tokenizer, encoder.seed)
     tokens = {"input_ids": inputs, "attention_mask": [[1] * len(block) for block in blocks]}
-    return Tokenized(tokens | {"labels": labels} if labelled else tokens)
+    return Tokenized(tokens if encoder.labels == "ignore" else tokens | {"labels": labels})
 
 
 def fills_blanks(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> bool:
@@ -49,16 +48,6 @@ def fills_blanks(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -
     if architecture.endswith(("ForCausalLM", "LMHeadModel")) or getattr(config, "is_decoder", False):
         return False
     return tokenizer.mask_token_id is not None
-
-
-def _stream(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, limit: int | None) -> list[int]:
-    """The tokens of the texts in a row, read only as far as `limit`."""
-    stream: list[int] = []
-    for ids in _token_lists(texts, tokenizer):
-        stream += ids
-        if limit is not None and len(stream) >= limit:
-            return stream[:limit]
-    return stream
 
 
 def _token_lists(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:

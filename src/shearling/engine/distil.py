@@ -81,7 +81,7 @@ def trainable(model: nn.Module) -> Iterator[dict[nn.Parameter, torch.dtype]]:
 
 
 class Distiller:
-    """A student on its way to its teacher."""
+    """Trains a student on its teacher's outputs and hidden states, and keeps the best state by the judge."""
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ def noised(tokens: Tensor, movable: Tensor, share: float, generator: torch.Gener
     """A share of the tokens [n, S] replaced by those that other examples have in their place."""
     order = torch.randperm(len(tokens), generator=generator)
     partner = torch.empty_like(order)
-    partner[order] = order.roll(1)  # a cycle: nobody is their own partner
+    partner[order] = order.roll(1)  # a cycle: no example is its own partner
     chosen = (torch.rand(tokens.shape, generator=generator) < share) & movable & movable[partner]
     return torch.where(chosen, tokens[partner], tokens)
 

@@ -115,7 +115,10 @@ def compare(sides: Sequence[Side], watcher: Watcher = lambda stage, done, total:
     """Run both models on their rows. Scores need labels; agreement, sizes and times do not."""
     models, exam = [side.model for side in sides], sides[0].exam
     taken = [_Taken.of(side, f"model {number}", watcher) for number, side in enumerate(sides, start=1)]
-    agreed = agreement(taken[0].notes, taken[1].notes) if _read_alike(sides, taken) else None
+    # Only where both read the same examples in the same order, in the same words if there are words.
+    words: list[Any] = [getattr(side.exam.encoder.tokenizer, "get_vocab", dict)() for side in sides]
+    alike = words[0] == words[1] and np.array_equal(taken[0].batches.order, taken[1].batches.order)
+    agreed = agreement(taken[0].notes, taken[1].notes) if alike else None
     changed = flipped(exam, taken[0].predictions, taken[1].predictions) if agreed else None
     # The middle batch, for they are sorted by length, without its labels.
     middle = [one.batches[len(one.batches) // 2] for one in taken]
@@ -188,12 +191,6 @@ def _classes(exam: Exam, notes: Sequence[Tensor], batches: Batches) -> Predictio
     for number, choice in zip(batches.order, torch.cat(list(notes)), strict=True):
         made[number] = str(names[int(choice)])
     return Predictions(made)
-
-
-def _read_alike(sides: Sequence[Side], taken: Sequence[_Taken]) -> bool:
-    """Whether both were given the same examples in the same order, in the same words where there are words."""
-    words: list[Any] = [getattr(side.exam.encoder.tokenizer, "get_vocab", dict)() for side in sides]
-    return bool(words[0] == words[1] and np.array_equal(taken[0].batches.order, taken[1].batches.order))
 
 
 def choices(outputs: Any, batch: dict[str, Tensor], read: OutputReader) -> Tensor:

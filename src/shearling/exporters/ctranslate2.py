@@ -13,7 +13,7 @@ from shearling.engine.silence import quiet_transformers
 from shearling.errors import ModelError
 from shearling.exporters.check import Outputs, Runner
 from shearling.exporters.formats import Job
-from shearling.exporters.graph import hushed
+from shearling.exporters.graph import quiet_exporters
 from shearling.exporters.inputs import Inputs
 from shearling.models.structure import structure_of
 
@@ -48,7 +48,7 @@ def write(job: Job) -> None:
 
     if job.tokenizer is None:
         raise ModelError("CTranslate2 carries the vocabulary, and no tokenizer was found beside the model.")
-    with tempfile.TemporaryDirectory() as folder, hushed(), quiet_transformers(notes=True):
+    with tempfile.TemporaryDirectory() as folder, quiet_exporters(), quiet_transformers(notes=True):
         job.model.save_pretrained(folder)
         job.tokenizer.save_pretrained(folder)
         # transformers 5 knows absolute positions only and no longer says so; the converter asks.

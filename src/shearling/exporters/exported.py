@@ -8,7 +8,7 @@ import torch
 
 from shearling.exporters.check import Outputs, Runner
 from shearling.exporters.formats import Job
-from shearling.exporters.graph import capture, hushed
+from shearling.exporters.graph import capture, quiet_exporters
 from shearling.exporters.inputs import Inputs
 
 
@@ -20,13 +20,13 @@ def runtime() -> str:
 def write(job: Job) -> None:
     """The captured program as a file."""
     program = capture(job.typed_model(), job.inputs)
-    with hushed():
+    with quiet_exporters():
         torch.export.save(program, job.path)
 
 
 def open_runner(path: Path) -> Runner:
     """The file under PyTorch."""
-    with hushed():
+    with quiet_exporters():
         module = torch.export.load(path).module()
 
     def run(inputs: Inputs) -> Outputs:

@@ -22,7 +22,7 @@ CONTEXT = 2048  # tokens
 
 def open_runner(path: Path) -> Runner:
     """Logits of every real token; the padding's are zero."""
-    engine = LlamaCpp(path) if has_llama_cpp() else Reading(path)
+    engine = LlamaCpp(path) if has_llama_cpp() else TorchEngine(path)
 
     def run(inputs: Inputs) -> Outputs:
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
@@ -120,8 +120,8 @@ class LlamaCpp:
             self.lib.llama_batch_free(batch)
 
 
-class Reading:
-    """The file's numbers in plain PyTorch: llama, qwen2 and deci as llama.cpp computes them."""
+class TorchEngine:
+    """The file in plain PyTorch: llama, qwen2 and deci as llama.cpp computes them."""
 
     def __init__(self, path: Path) -> None:
         import gguf

@@ -68,7 +68,7 @@ def capture(model: PreTrainedModel, inputs: Inputs) -> Any:
     """The model as a `torch.export` program with varying axes."""
     dynamic = torch.export.Dim.DYNAMIC
     shapes = {name: dict.fromkeys(varying, dynamic) for name, varying in axes(inputs).items()}
-    with frozen(model), hushed():
+    with frozen(model), quiet_exporters():
         try:
             return torch.export.export(
                 Graph(model, list(inputs)), (), kwargs=inputs, dynamic_shapes=shapes, strict=False,
@@ -82,7 +82,7 @@ def capture(model: PreTrainedModel, inputs: Inputs) -> Any:
 
 
 @contextmanager
-def hushed() -> Iterator[None]:
+def quiet_exporters() -> Iterator[None]:
     """Without the remarks that exporters make about packages nobody asked for."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "root")]
     levels = [logger.level for logger in loggers]

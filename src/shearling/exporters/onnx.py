@@ -10,7 +10,7 @@ from typing import Any
 from shearling.errors import ModelError
 from shearling.exporters.check import Outputs, Runner
 from shearling.exporters.formats import Job
-from shearling.exporters.graph import axes, capture, hushed
+from shearling.exporters.graph import axes, capture, quiet_exporters
 from shearling.exporters.inputs import Inputs
 
 
@@ -28,7 +28,7 @@ def write(job: Job) -> None:
     name = type(job.model).__name__
     with plain_attention(job.typed_model()) as model:
         program = capture(model, job.inputs)
-    with hushed():
+    with quiet_exporters():
         try:
             result = torch.onnx.export(
                 program, dynamo=True, input_names=list(job.inputs), output_names=job.outputs,
@@ -89,7 +89,7 @@ def quantise_dynamic(source: Path, target: Path) -> None:
     """Weights as int8 with a scale per column; activations as int8 by the range of each batch."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    with hushed():
+    with quiet_exporters():
         # 7 bits a weight: with 8, the integer products of processors without VNNI overflow.
         quantize_dynamic(
             _without_shapes(source), str(target), weight_type=QuantType.QInt8, per_channel=True, reduce_range=True
@@ -100,7 +100,7 @@ def quantise_static(source: Path, target: Path, calibration: Sequence[Inputs]) -
     """Weights as int8 with a scale per column; activations as int8 by the ranges seen in calibration."""
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
-    with hushed():
+    with quiet_exporters():
         quantize_static(
             _without_shapes(source), str(target), _Reader(calibration), quant_format=QuantFormat.QDQ,
             op_types_to_quantize=["MatMul", "Gemm", "Gather"], per_channel=True, reduce_range=True,

@@ -9,7 +9,7 @@ from typing import Any
 from shearling.exporters import onnx
 from shearling.exporters.check import Outputs, Runner
 from shearling.exporters.formats import Job
-from shearling.exporters.graph import hushed
+from shearling.exporters.graph import quiet_exporters
 from shearling.exporters.inputs import Inputs
 
 
@@ -27,7 +27,7 @@ def write(job: Job) -> None:
     between = job.path.with_name("between.onnx")
     precision = "float32" if job.precision == "float16" else job.precision  # the weights alone become half
     onnx.write(dataclasses.replace(job, path=between, precision=precision))
-    with hushed():
+    with quiet_exporters():
         openvino.save_model(openvino.convert_model(between), job.path, compress_to_fp16=job.precision == "float16")
     for file in between.parent.glob("between.onnx*"):
         file.unlink()

@@ -63,7 +63,28 @@ class Exported:
         }
 
     def __str__(self) -> str:
-        return describe(self)
+        """Where it is, how far from PyTorch, and dense and exported side by side."""
+        check = self.difference
+        agreed = "" if check.agreement is None else f", {check.agreement:.1%} of the predictions equal"
+        takes = ", ".join(f"{name} [{', '.join(map(str, axes))}]" for name, axes in self.inputs.items())
+        lines = [
+            f"{self.out}: {self.format}, {self.precision}",
+            f"  takes {takes}; gives {', '.join(self.outputs)}",
+            f"  largest difference from PyTorch {check.largest:.3g} ({check.relative:.2g} of the largest output) "
+            f"on {check.batches} batches{agreed}",
+            "",
+            f"  under {self.runtime} on this CPU, batch of {' x '.join(map(str, self.batch))}:",
+        ]
+        if self.dense is not None:
+            lines.append(_row("dense", self.dense))
+        lines.append(_row("exported", self.this))
+        if self.dense is not None:
+            faster = self.dense.latency.median / self.this.latency.median
+            lines.append(f"  {'':<10}{self.this.bytes / self.dense.bytes:>8.0%} of size  {faster:>8.2f}x faster")
+        if self.scores is not None:
+            steps = ", ".join(f"{k} {self.scores[k]:.2f}" for k in STEPS if self.scores.get(k) is not None)
+            lines += ["", f"  {self.scores['metric']} on {self.scores['examples']:,} examples: {steps}"]
+        return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
     def entry(self, folder: Path) -> dict[str, Any]:
         """What the record of a checkpoint keeps of it."""
@@ -76,31 +97,6 @@ class Exported:
             "bytes": self.this.bytes,
             "agreement": self.difference.agreement,
         }
-
-
-def describe(result: Exported) -> str:
-    """Where it is, how far from PyTorch, and dense and exported side by side."""
-    check = result.difference
-    agreed = "" if check.agreement is None else f", {check.agreement:.1%} of the predictions equal"
-    takes = ", ".join(f"{name} [{', '.join(map(str, axes))}]" for name, axes in result.inputs.items())
-    lines = [
-        f"{result.out}: {result.format}, {result.precision}",
-        f"  takes {takes}; gives {', '.join(result.outputs)}",
-        f"  largest difference from PyTorch {check.largest:.3g} ({check.relative:.2g} of the largest output) "
-        f"on {check.batches} batches{agreed}",
-        "",
-        f"  under {result.runtime} on this CPU, batch of {' x '.join(map(str, result.batch))}:",
-    ]
-    if result.dense is not None:
-        lines.append(_row("dense", result.dense))
-    lines.append(_row("exported", result.this))
-    if result.dense is not None:
-        faster = result.dense.latency.median / result.this.latency.median
-        lines.append(f"  {'':<10}{result.this.bytes / result.dense.bytes:>8.0%} of size  {faster:>8.2f}x faster")
-    if result.scores is not None:
-        steps = ", ".join(f"{k} {result.scores[k]:.2f}" for k in STEPS if result.scores.get(k) is not None)
-        lines += ["", f"  {result.scores['metric']} on {result.scores['examples']:,} examples: {steps}"]
-    return "\n".join([*lines, *(f"  {note}" for note in result.notes)])
 
 
 def _row(label: str, found: Measured) -> str:

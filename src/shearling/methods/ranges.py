@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from shearling.engine.head import gives_embeddings
-from shearling.engine.hooks import device_of
 from shearling.errors import InputError
 
 Samples = int | Literal["auto"]
@@ -51,11 +49,6 @@ def checked_samples(samples: object, most: int = MOST_SAMPLES) -> int:
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise InputError(f'samples={samples!r} makes no sense; give a number of examples, or "auto".')
     return samples
-
-
-def most_examples(model: Any) -> int:
-    """What "auto" takes at most of this model's data, where the method has no number of its own."""
-    return MOST_TEXTS if gives_embeddings(model) and device_of(model).type == "cuda" else MOST_SAMPLES
 
 
 def checked_shape(shape: object) -> Shape:

@@ -23,7 +23,7 @@ from shearling.engine.repair import damaged_sublayers
 from shearling.engine.teacher_states import TeacherStates
 from shearling.errors import ConstraintError
 from shearling.methods.method import Evidence, Method, Repaired, WantsLabels
-from shearling.methods.ranges import DAMPING, check_options, most_examples
+from shearling.methods.ranges import DAMPING, MOST_SAMPLES, MOST_TEXTS, check_options
 from shearling.models.structure import Structure
 from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
@@ -122,7 +122,7 @@ class Surgeon(Method):
 
     def most_examples(self, model: Any) -> int:
         """2,048; where texts are cheap and tell more, 8,192."""
-        return most_examples(model)
+        return MOST_TEXTS if gives_embeddings(model) and device_of(model).type == "cuda" else MOST_SAMPLES
 
     def first_look(self, structure: Structure, sample: Sample) -> int:
         """512 examples, or as many more as give every column of the widest projection four tokens."""

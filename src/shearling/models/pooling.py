@@ -29,7 +29,7 @@ _ATTRIBUTE = "_shearling_pooling"
 
 
 @dataclass(frozen=True, eq=False)
-class Projection:
+class DenseModule:
     """A Dense module of sentence-transformers after the pooling: activation(W x + b)."""
 
     weight: Tensor  # [out, in]
@@ -58,7 +58,7 @@ class Pooling:
     modes: tuple[Mode, ...] = ("mean",)
     normalize: bool = False
     similarity: str = "cosine"
-    dense: tuple[Projection, ...] = ()
+    dense: tuple[DenseModule, ...] = ()
     prompts: Mapping[str, str] = field(default_factory=dict)
     default: str | None = None
     max_length: int | None = None

@@ -93,9 +93,10 @@ class Report:
         }
 
     def __str__(self) -> str:
-        from shearling.report.text import plain
+        from shearling.report.facts import facts_of
+        from shearling.report.text import words
 
-        return plain(self.to_json())
+        return words(facts_of(self.to_json()))
 
     def __repr__(self) -> str:
         from shearling.report.text import brief

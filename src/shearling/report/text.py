@@ -14,11 +14,6 @@ BAR = 24
 Piece = tuple[str, str]  # words and their style, of rich
 
 
-def plain(record: Mapping[str, Any]) -> str:
-    """A record as text alone."""
-    return words(facts_of(record))
-
-
 def words(facts: Facts) -> str:
     """Facts as text alone."""
     return "\n".join("".join(piece for piece, _ in line).rstrip() for line in lines(facts))

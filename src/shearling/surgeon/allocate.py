@@ -76,7 +76,10 @@ def _affordable(curves: Sequence[Curve], budgets: Floats) -> list[Curve]:
     """Without the options that are over a budget even when all other sublayers take their cheapest."""
     least = sum((curve.costs.min(axis=1) for curve in curves), np.zeros(len(budgets)))
     if (least > budgets * (1 + SLACK)).any():
-        raise ConstraintError(_too_little(least, budgets))
+        worst = int(np.argmax(least - budgets))
+        words = f"The budget is {budgets[worst]:.4g}, but the least that can stay costs {least[worst]:.4g}"
+        more = f"; ask for {least[worst] / budgets[worst]:.3g} times as much." if budgets[worst] > 0 else "."
+        raise ConstraintError(words + more)
     left = []
     for curve in curves:
         others = least - curve.costs.min(axis=1)
@@ -88,12 +91,6 @@ def _affordable(curves: Sequence[Curve], budgets: Floats) -> list[Curve]:
 
 
 _APART = "Each budget can be met alone, but no choice was found that meets all of them; ask for more."
-
-
-def _too_little(least: Floats, budgets: Floats) -> str:
-    worst = int(np.argmax(least - budgets))
-    words = f"The budget is {budgets[worst]:.4g}, but the least that can stay costs {least[worst]:.4g}"
-    return words + (f"; ask for {least[worst] / budgets[worst]:.3g} times as much." if budgets[worst] > 0 else ".")
 
 
 def _solve_many(curves: Sequence[Curve], budgets: Floats) -> list[int]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,86 +48,16 @@ BATCH = 32
 ROUNDS = 41  # of timing
 BUSY = 0.15  # a spread beyond which a timing says more about the machine than about the model
 EXAMPLES = 3  # searches shown
-PAGE = "report.html"
 METHOD = Surgeon(polish="off")  # on two cores, polish would take as long as everything else: over a minute in all
 STAGES = stages_of(METHOD) | {"compare": 40.0}
 
 
 @dataclass(frozen=True)
-class Closeness:
-    """How far the pruned model's embeddings of the queries are from the original's, and what they find."""
-
-    cosine_mean: float
-    cosine_worst: float  # the lowest of all queries
-    neighbours_kept: float  # share of the 10 passages the original finds that are still among the first 10
-    nearest_same: float  # share of queries whose first passage is the same
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Median milliseconds of one query, the models taking turns; `ratio` is dense over pruned: above 1 is faster."""
-
-    dense_ms: float
-    pruned_ms: float
-    ratio: float
-    spread: float  # the larger half interquartile range, as a share of its median
-    batch_size: int
-    tokens: int
-    threads: int
-
-
-@dataclass(frozen=True)
-class Found:
-    """How well a search goes, in points: the dense model, the pruned one on the dense index, and on its own."""
-
-    metric: str
-    dense: float
-    pruned: float
-    pruned_both_sides: float
-    passages: int
-
-
-@dataclass(frozen=True)
-class Example:
-    """A query with the passage found first, before and after, and whether that is the right one."""
-
-    sentence: str
-    dense: str
-    pruned: str
-    right: str
-
-
-@dataclass(frozen=True)
 class Demo:
-    """Everything the demo found out."""
+    """The pruned model, and its record with what the demo measured: what `--json` prints."""
 
     pruned: Pruned
-    model: Path
-    report: Path
-    held_out: int
-    bytes_dense: int
-    bytes_pruned: int
-    search: Found
-    closeness: Closeness
-    latency: Latency
-    examples: tuple[Example, ...]
-    seconds: float
-
-    def to_json(self) -> dict[str, Any]:
-        """The record of the pruning, and beside it what the demo measured."""
-        return self.pruned.report.to_json() | {
-            "model": NAME,
-            "held_out": self.held_out,
-            "search": asdict(self.search),
-            "closeness": asdict(self.closeness),
-            "file_bytes": Cost(self.bytes_dense, self.bytes_pruned).to_json(),
-            "cpu_latency": asdict(self.latency),
-            "examples": [asdict(example) for example in self.examples],
-            "demo_seconds": self.seconds,
-            "out": str(self.model),
-            "report": str(self.report),
-            "page": str(self.report.parent / PAGE),
-        }
+    record: dict[str, Any]
 
 
 def demo(
@@ -165,46 +95,44 @@ def demo(
     before, after, index = (
         F.normalize(predict(model, batches(some), device="cpu", progress=progress), dim=-1) for model, some in runs
     )
-    result = Demo(
-        pruned=pruned,
-        model=target,
-        report=out / "report.md",
-        held_out=len(given.queries),
-        bytes_dense=disk_bytes(str(folder), dense),
-        bytes_pruned=disk_bytes(str(target), student),
-        search=search(dense, student, tokenizer, given.queries, given.passages),
-        closeness=closeness(before, after, index),
-        latency=take_turns(dense, student, batches(given.queries, 1), rounds=ROUNDS),
-        examples=_examples(given.queries, given.passages, before, after, index),
-        seconds=time.perf_counter() - began,
-    )
-    write_whole(out / PAGE, model_page(page_record(result), directory=str(target)))
-    (out / "report.json").write_text(json_text(result.to_json()), encoding="utf-8")
-    result.report.write_text(write_up(result), encoding="utf-8")
+    record = pruned.report.to_json() | {
+        "model": NAME,
+        "held_out": len(given.queries),
+        "search": search(dense, student, tokenizer, given.queries, given.passages),
+        "closeness": closeness(before, after, index),
+        "file_bytes": Cost(disk_bytes(str(folder), dense), disk_bytes(str(target), student)).to_json(),
+        "cpu_latency": take_turns(dense, student, batches(given.queries, 1), rounds=ROUNDS),
+        "examples": _examples(given.queries, given.passages, before, after, index),
+        "demo_seconds": time.perf_counter() - began,
+        "out": str(target),
+        "report": str(out / "report.md"),
+        "page": str(out / "report.html"),
+    }
+    result = Demo(pruned, record)
+    write_whole(out / "report.html", model_page(page_record(result), directory=str(target)))
+    (out / "report.json").write_text(json_text(record), encoding="utf-8")
+    (out / "report.md").write_text(write_up(result), encoding="utf-8")
     return result
 
 
 def page_record(result: Demo) -> dict[str, Any]:
     """What the report page is made from: the record, with the search as its score and its changed answers."""
-    found, pace = result.search, result.latency
-    changed = [one for one in result.examples if one.dense != one.pruned]
+    record, pace, examples = result.record, result.record["cpu_latency"], result.record["held_out"]
     return result.pruned.report.to_json() | {
         "base": NAME,
         "evaluation": {
-            "task": "search on the dense index", "metric": found.metric, "dense": found.dense, "pruned": found.pruned,
-            "examples": result.held_out,
+            "task": "search on the dense index", "examples": examples,
+            **{name: record["search"][name] for name in ("metric", "dense", "pruned")},
         },
         "timing": {
-            "device": device_name(torch.device("cpu")), "measured": pace.pruned_ms / pace.dense_ms,
-            "dense_ms": pace.dense_ms, "pruned_ms": pace.pruned_ms, "batch_size": pace.batch_size,
-            "seq_len": pace.tokens, "threads": pace.threads,
+            "device": device_name(torch.device("cpu")), "measured": pace["pruned_ms"] / pace["dense_ms"],
+            "seq_len": pace["tokens"],
+            **{name: pace[name] for name in ("dense_ms", "pruned_ms", "batch_size", "threads")},
         },
         "flipped": {
-            "changed": round((1 - result.closeness.nearest_same) * result.held_out), "examples": result.held_out,
+            "changed": round((1 - record["closeness"]["nearest_same"]) * examples), "examples": examples,
             "lost": None, "won": None,
-            "shown": [
-                {"text": one.sentence, "right": one.right, "dense": one.dense, "pruned": one.pruned} for one in changed
-            ],
+            "shown": [one | {"text": one["sentence"]} for one in record["examples"] if one["dense"] != one["pruned"]],
         },
     }  # fmt: skip
 
@@ -222,29 +150,36 @@ def model_folder() -> Path:
 
 def search(
     dense: PreTrainedModel, student: PreTrainedModel, tokenizer: Any, queries: Sequence[str], passages: Sequence[str]
-) -> Found:
-    """R@1 of the search for each query's passage."""
+) -> dict[str, Any]:
+    """R@1 of the search for each query's passage: dense, pruned on the dense index, and pruned on its own."""
     rows = Rows({"query": queries, "passage": passages}, source="pydoc_data")
     own, on_dense = (
         make_exam(dense, tokenizer, rows, "retrieval", max_length=MAX_LENGTH, metric="r@1", index=index)
         for index in (None, dense)
     )
     best = own.take(dense, device="cpu")
-    values = [exam.take(student, device="cpu").value for exam in (on_dense, own)]
-    return Found(best.metric, best.value, values[0], values[1], len(set(passages)))
+    pruned, both_sides = (exam.take(student, device="cpu").value for exam in (on_dense, own))
+    return {
+        "metric": best.metric, "dense": best.value, "pruned": pruned, "pruned_both_sides": both_sides,
+        "passages": len(set(passages)),
+    }  # fmt: skip
 
 
-def closeness(before: Tensor, after: Tensor, index: Tensor) -> Closeness:
-    """Compare two sets of embeddings of the same queries, and what they find in an index, all of length one."""
+def closeness(before: Tensor, after: Tensor, index: Tensor) -> dict[str, float]:
+    """Compare two sets of embeddings of the same queries, and what they find in an index, all of length one.
+
+    neighbours_kept  the share of the 10 passages found before that are still among the first 10
+    nearest_same     the share of queries whose first passage is the same
+    """
     cosines = (before * after).sum(-1)
     near_before, near_after = _nearest(before, index), _nearest(after, index)  # [queries, 10]
     kept = (near_before[:, :, None] == near_after[:, None, :]).any(-1)
-    return Closeness(
-        cosine_mean=float(cosines.mean()),
-        cosine_worst=float(cosines.min()),
-        neighbours_kept=float(kept.double().mean()),
-        nearest_same=float((near_before[:, 0] == near_after[:, 0]).double().mean()),
-    )
+    return {
+        "cosine_mean": float(cosines.mean()),
+        "cosine_worst": float(cosines.min()),
+        "neighbours_kept": float(kept.double().mean()),
+        "nearest_same": float((near_before[:, 0] == near_after[:, 0]).double().mean()),
+    }
 
 
 def _nearest(queries: Tensor, index: Tensor) -> Tensor:
@@ -253,72 +188,83 @@ def _nearest(queries: Tensor, index: Tensor) -> Tensor:
 
 def _examples(
     queries: Sequence[str], passages: Sequence[str], before: Tensor, after: Tensor, index: Tensor
-) -> tuple[Example, ...]:
+) -> list[dict[str, str]]:
+    """Some queries, each with the passage found first, before and after, and the right one."""
     found = zip(_nearest(before, index)[:, 0].tolist(), _nearest(after, index)[:, 0].tolist(), strict=True)
     every = [
-        Example(query, passages[j], passages[k], right)
+        {"sentence": query, "dense": passages[j], "pruned": passages[k], "right": right}
         for query, right, (j, k) in zip(queries, passages, found, strict=True)
     ]
-    return tuple(every[:: max(1, len(every) // EXAMPLES)][:EXAMPLES])
+    return every[:: max(1, len(every) // EXAMPLES)][:EXAMPLES]
 
 
-def take_turns(dense: PreTrainedModel, student: PreTrainedModel, batches: Batches, *, rounds: int) -> Latency:
-    """Time the two models in turns on one batch, so that whatever else the machine does hits both alike."""
+def take_turns(dense: PreTrainedModel, student: PreTrainedModel, batches: Batches, *, rounds: int) -> dict[str, float]:
+    """Time the two models in turns on one batch, so that whatever else the machine does hits both alike.
+
+    ratio   dense over pruned: above 1 is faster
+    spread  the larger half interquartile range, as a share of its median
+    """
     batch = batches[len(batches) // 2]  # of a middling length: batches come longest first
     with frozen(dense), frozen(student), torch.inference_mode():
         runs = [partial(model, **batch) for model in (dense, student)]
         before, after = in_turns(runs, torch.device("cpu"), rounds=rounds)
     size, tokens = batch["input_ids"].shape
-    return Latency(
-        dense_ms=1e3 * before.median,
-        pruned_ms=1e3 * after.median,
-        ratio=before.median / after.median,
-        spread=max(times.spread / times.median for times in (before, after)),
-        batch_size=size,
-        tokens=tokens,
-        threads=torch.get_num_threads(),
-    )
+    return {
+        "dense_ms": 1e3 * before.median,
+        "pruned_ms": 1e3 * after.median,
+        "ratio": before.median / after.median,
+        "spread": max(times.spread / times.median for times in (before, after)),
+        "batch_size": size,
+        "tokens": tokens,
+        "threads": torch.get_num_threads(),
+    }
 
 
 def write_up(result: Demo) -> str:
     """The report as Markdown."""
-    table = "\n".join(f"| {name} | {value} |" for name, value in summary(result))
+    table = "\n".join(f"| {name} | {value} |" for name, value in summary(result.record))
     examples = "\n".join(
-        f"\n> {e.sentence}\n\n" + "\n".join(f"* {who}: {what}" for who, what in answers(e)) for e in result.examples
+        f"\n> {e['sentence']}\n\n" + "\n".join(f"* {who}: {what}" for who, what in answers(e))
+        for e in result.record["examples"]
     )
     return (
         f"# {NAME}, pruned\n\n{result.pruned.report.examples:,} sentences of Python's documentation calibrated it. "
-        f"Then it searched for the rest of {result.held_out:,} other paragraphs by their first sentence, on the index "
-        f"that the dense model made.\n\n| | |\n|---|---|\n{table}\n\n"
+        f"Then it searched for the rest of {result.record['held_out']:,} other paragraphs by their first sentence, on "
+        f"the index that the dense model made.\n\n| | |\n|---|---|\n{table}\n\n"
         f"## What stayed\n\n```text\n{result.pruned}\n```\n\n"
         f"## Three searches\n{examples}\n\n"
-        f"## Use it\n\n```python\nimport shearling\n\nmodel = shearling.load({str(result.model)!r})\n```\n"
+        f"## Use it\n\n```python\nimport shearling\n\nmodel = shearling.load({result.record['out']!r})\n```\n"
     )
 
 
-def answers(example: Example) -> list[tuple[str, str]]:
+def answers(example: Mapping[str, str]) -> list[tuple[str, str]]:
     """What was found for a query, by whom, and whether it is right."""
-    found = {"both": example.dense} if example.dense == example.pruned else {}
-    found = found or {"dense": example.dense, "pruned": example.pruned}
-    return [(who, f"{what} ({'right' if what == example.right else 'wrong'})") for who, what in found.items()]
+    same = example["dense"] == example["pruned"]
+    found = {"both": example["dense"]} if same else {who: example[who] for who in ("dense", "pruned")}
+    return [(who, f"{what} ({'right' if what == example['right'] else 'wrong'})") for who, what in found.items()]
 
 
-def summary(result: Demo) -> list[tuple[str, str]]:
+def summary(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What matters, in words and figures."""
-    near, pace, report, found = result.closeness, result.latency, result.pruned.report, result.search
-    sizes = f"{result.bytes_dense / 1e6:.1f} -> {result.bytes_pruned / 1e6:.1f} MB"
+    near, pace, found, size = (record[name] for name in ("closeness", "cpu_latency", "search", "file_bytes"))
     return [
-        ("FLOPs of the layers", f"{report.flops.ratio:.1%} of the original's"),
-        (f"R@1, {result.held_out:,} queries", f"{found.dense:.1f} -> {found.pruned:.1f} on the dense model's index"),
-        ("R@1, index made anew", f"{found.pruned_both_sides:.1f} (pruned on both sides)"),
+        ("FLOPs of the layers", f"{record['flops']['ratio']:.1%} of the original's"),
         (
-            f"CPU latency, {pace.batch_size} x {pace.tokens} tokens",
-            f"{pace.dense_ms:.1f} -> {pace.pruned_ms:.1f} ms: {pace.ratio:.2f}x the speed"
-            + (f"; not to be trusted, the machine is busy (± {pace.spread:.0%})" if pace.spread > BUSY else ""),
+            f"R@1, {record['held_out']:,} queries",
+            f"{found['dense']:.1f} -> {found['pruned']:.1f} on the dense model's index",
         ),
-        ("parameters of the layers", f"{report.params.ratio:.1%}"),
-        ("weights on disk", f"{sizes} (the word embeddings are never pruned)"),
-        ("cosine to the original", f"{near.cosine_mean:.4f} on average, {near.cosine_worst:.4f} at worst"),
-        ("first passage found", f"the same for {near.nearest_same:.1%} of the queries"),
-        ("pruning took", f"{sum(report.seconds.values()):.1f} s"),
+        ("R@1, index made anew", f"{found['pruned_both_sides']:.1f} (pruned on both sides)"),
+        (
+            f"CPU latency, {pace['batch_size']} x {pace['tokens']} tokens",
+            f"{pace['dense_ms']:.1f} -> {pace['pruned_ms']:.1f} ms: {pace['ratio']:.2f}x the speed"
+            + (f"; not to be trusted, the machine is busy (± {pace['spread']:.0%})" if pace["spread"] > BUSY else ""),
+        ),
+        ("parameters of the layers", f"{record['params']['ratio']:.1%}"),
+        (
+            "weights on disk",
+            f"{size['dense'] / 1e6:.1f} -> {size['pruned'] / 1e6:.1f} MB (the word embeddings are never pruned)",
+        ),
+        ("cosine to the original", f"{near['cosine_mean']:.4f} on average, {near['cosine_worst']:.4f} at worst"),
+        ("first passage found", f"the same for {near['nearest_same']:.1%} of the queries"),
+        ("pruning took", f"{record['seconds']['total']:.1f} s"),
     ]

@@ -18,7 +18,7 @@ from shearling.errors import DataError, InputError, ModelError
 from shearling.evaluation.exam import Exam, make_exam
 from shearling.integrations.sentence_transformers import is_sentence_model, transformer_of
 from shearling.methods import Method
-from shearling.methods.ranges import Samples, checked_samples, most_examples
+from shearling.methods.ranges import Samples, checked_samples
 from shearling.models.pooling import pooling_of
 from shearling.sample.read import reads_targets
 from shearling.workflows.given import is_text, is_transformer, needs_reading
@@ -226,11 +226,12 @@ def draw(source: Source, loaded: Loaded, *methods: Method, watcher: Watcher = qu
         rows = rows_of(source.data, loaded.task) if loaded.rows is None else loaded.rows
     names = text_columns_of(source.data)
     wants = {"ignore"} if names else {method.wants_labels for method in methods}  # texts alone have none
+    most = max(method.most_examples(loaded.model) for method in methods)
     labels: Labels = "require" if "require" in wants else "optional" if "prefer" in wants else "ignore"
     with step(watcher, "tokenise"):
         examples = encode(
             rows, loaded.tokenizer, loaded.task, model_config=loaded.model.config, max_length=source.max_length,
-            batch_size=source.examples_per_batch, samples=checked_samples(source.samples, most_examples(loaded.model)),
+            batch_size=source.examples_per_batch, samples=checked_samples(source.samples, most),
             seed=source.seed, labels=labels, text_columns=source.text_columns or names,
             label_column=source.label_column, prefix=source.prefix, pooling=pooling_of(loaded.model),
             model=loaded.model,

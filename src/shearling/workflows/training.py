@@ -178,7 +178,7 @@ def _trainer(
 
     steps = -(-len(examples) // recipe.batch_size) * recipe.epochs
     arguments = TrainingArguments(
-        output_dir=str(work or tempfile.gettempdir()),  # where nothing is saved, nothing is written
+        output_dir=str(work or tempfile.gettempdir()),  # nothing is written there with save_strategy="no"
         num_train_epochs=recipe.epochs,
         learning_rate=recipe.lr,
         per_device_train_batch_size=recipe.batch_size,

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 
@@ -43,10 +42,6 @@ class Estimate:
             f"estimate: {took}{_gigabytes(self.memory)} of memory at most "
             f"(weights {_gigabytes(self.weights)}, statistics {_gigabytes(self.statistics)})"
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """The record's `estimate`."""
-        return asdict(self)
 
 
 def estimate(structure: Structure, sample: Sample, lengths: Sequence[float], ratio: float = 1.0) -> Estimate:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -264,9 +264,9 @@ class Plan:
                 *(alike.warnings if alike else ()),
             ],
             latency=met.record,
-            agreement=None if alike is None else alike.to_json(),
+            agreement=None if alike is None else asdict(alike),
             polish=None if polished is None else polished.to_json(),
-            extra={} if self.expected is None else {"estimate": self.expected.to_json()},
+            extra={} if self.expected is None else {"estimate": asdict(self.expected)},
             **more,
         )
 

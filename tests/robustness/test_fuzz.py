@@ -33,8 +33,9 @@ from shearling.cli import run
 from shearling.data import encode, read_rows
 from shearling.latency.table import check_fits
 from shearling.models.structure import structure_of
+from shearling.report.facts import facts_of
 from shearling.report.page import model_page
-from shearling.report.text import plain
+from shearling.report.text import words
 from tiny import batches_of, model_of
 
 CASES = int(os.environ.get("SHEARLING_FUZZ", "0"))
@@ -110,7 +111,7 @@ def test_the_record(folder: Path) -> None:
 
         def use() -> None:
             found = read_record(folder)
-            assert plain(found)
+            assert words(facts_of(found))
             assert model_page(found, directory=str(folder))
             assert model_card(found)
 

@@ -19,7 +19,8 @@ from shearling.checkpoint.record import add_evaluation
 from shearling.cli import run
 from shearling.errors import CheckpointError, InputError, ModelError, OutputError
 from shearling.methods import Surgeon
-from shearling.report.text import plain
+from shearling.report.facts import facts_of
+from shearling.report.text import words
 from shearling.target import Target
 from shearling.workflows.pruning import prune_source
 from shearling.workflows.retrain import retrain_source, write_retrained
@@ -171,7 +172,7 @@ def test_record_and_card_say_what_was_done(place: Path, tmp_path: Path) -> None:
     assert "and then retrained" in card
     for wrong in ("without retraining", "label-free", "not measured"):
         assert wrong not in card
-    said = plain(record)
+    said = words(facts_of(record))
     assert "pruned to 40% of its FLOPs and retrained" in said
     assert "accuracy 70.00 -> 80.00" in said
 
@@ -183,7 +184,7 @@ def test_an_unscored_retraining_keeps_no_score(place: Path, tmp_path: Path) -> N
     model = load_model(str(place / "pruned"), device="cpu")
     write_retrained(model, place / "pruned", tmp_path / "out", before, facts, force=False)
     assert "evaluations" not in read_record(tmp_path / "out")
-    assert "0.5 epochs over 20 examples of sst2, with a teacher" in plain(read_record(tmp_path / "out"))
+    assert "0.5 epochs over 20 examples of sst2, with a teacher" in words(facts_of(read_record(tmp_path / "out")))
 
 
 def outputs(**tensors: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ Needs no labels, so every run has it. What is compared shows in what the models 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -61,10 +61,6 @@ class Agreement:
             "perplexity": f"the perplexity is {self.value:.2f} times the dense model's",
         }[self.kind]
         return [f"on {self.examples:,} examples kept out of the fit, {what}; score it before using it"]
-
-    def to_json(self) -> dict[str, Any]:
-        """The record's `agreement`."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,19 @@ class Target:
             raise ConstraintError(
                 "--table is of use with --latency only, and there is no latency; ask for one: latency=0.5."
             )
-        return replace(self, table=load_table(self.table)) if isinstance(self.table, (str, os.PathLike)) else self
+        table = load_table(self.table) if isinstance(self.table, (str, os.PathLike)) else self.table
+        if table is not None:
+            self._check_shape_of(table)
+        return replace(self, table=table)
+
+    def _check_shape_of(self, table: Table) -> None:
+        """A latency is of the shape its table was measured at, whatever else is asked for."""
+        batch, length = self.batch_size, table.seq_len if self.seq_len is None else self.seq_len
+        if batch not in (1, table.batch_size) or length != table.seq_len:
+            raise ConstraintError(
+                f"The latency table is of batch {table.batch_size}, length {table.seq_len}, and batch {batch}, length "
+                f"{length} is asked for; leave --batch-size and --seq-len out, or measure a table of that shape."
+            )
 
     def check_fits(self, structure: Structure, method: Method) -> None:
         """Complain where the table is of another model, or where the method has no such shapes of this one."""

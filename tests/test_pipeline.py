@@ -224,6 +224,13 @@ def test_models_that_cannot_be_pruned() -> None:
         shearling.prune(strange, batches, flops=0.5)
 
 
+def test_adapters_are_to_be_merged_first() -> None:
+    model = model_of("bert")
+    model._hf_peft_config_loaded = True  # as `add_adapter` and `load_adapter` leave it
+    with pytest.raises(ModelError, match="merge them first"):
+        shearling.prune(model, batches_of(), flops=0.5)
+
+
 def test_a_loss_that_overflows_is_told() -> None:
     model = model_of("bert")
     model.classifier.weight.data.fill_(3e38)

@@ -52,7 +52,18 @@ class Target:
                 "--table is of use with --latency only, and there is no latency; ask for one: latency=0.5."
             )
         table = load_table(self.table) if isinstance(self.table, (str, os.PathLike)) else self.table
+        if table is not None:
+            self._check_shape_of(table)
         return replace(self, **ratios, table=table)
+
+    def _check_shape_of(self, table: Table) -> None:
+        """A latency is of the shape its table was measured at, whatever else is asked for."""
+        batch, length = self.batch_size, table.seq_len if self.seq_len is None else self.seq_len
+        if batch not in (1, table.batch_size) or length != table.seq_len:
+            raise ConstraintError(
+                f"The latency table is of batch {table.batch_size}, length {table.seq_len}, and batch {batch}, length "
+                f"{length} is asked for; leave --batch-size and --seq-len out, or measure a table of that shape."
+            )
 
     def limits(self, structure: Structure, lengths: Sequence[float]) -> list[Limit]:
         """FLOPs and parameters as tables of costs; a latency's own come from its table."""

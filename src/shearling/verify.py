@@ -35,6 +35,8 @@ def prunable(model: PreTrainedModel) -> Structure:
         raise ModelError(f"Expected a transformers model, got {type(model).__name__}.")
     if getattr(model, "is_quantized", False):
         raise ModelError("The model is quantised; prune first and quantise the result.")
+    if hasattr(model, "merge_and_unload") or getattr(model, "_hf_peft_config_loaded", False):
+        raise ModelError("The model carries adapters; merge them first: model = peft_model.merge_and_unload().")
     model = with_all_weights(model)
     for name, parameter in model.named_parameters():
         if parameter.device.type == "meta":

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from data.tiny import evaluate
-from families import tiny_model
+from families import WHISPER, tiny_model
 from shearling.checkpoint.pretrained import load_model
 from shearling.cli import run
 from shearling.data import as_rows, encode, read_rows
@@ -140,6 +140,21 @@ def test_compare_retrain_and_export_from_a_folder_of_images(
     batches = wanted.batches
     assert [tuple(batch["pixel_values"].shape[1:]) for batch in batches] == [(3, 16, 16)] * len(batches)
     assert list(batches[0]) == ["pixel_values"]
+
+
+def test_a_model_that_writes_what_it_hears(sounds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whisper is pruned from a folder of sounds; its decoder may have few positions. Scores are refused in words."""
+    config = transformers.WhisperConfig(**WHISPER | {"max_source_positions": 50, "max_target_positions": 12})
+    model = transformers.WhisperForConditionalGeneration(config)
+    model.save_pretrained(tmp_path / "model")
+    extractor = transformers.WhisperFeatureExtractor(feature_size=8, chunk_length=1)
+    extractor.save_pretrained(tmp_path / "model")
+    named = [str(tmp_path / "model"), "--data", str(sounds)]
+    assert run(["prune", *named, "--flops", "0.6", "--out", str(tmp_path / "half"), "-q"]) == 0
+    record = json.loads((tmp_path / "half" / "shearling.json").read_text())
+    assert any("wrote them itself" in note for note in record["warnings"])
+    assert run(["evaluate", *named]) == 2
+    assert "cannot be scored here" in capsys.readouterr().err
 
 
 def test_compare_models_of_sound(sounds: Path, tmp_path: Path) -> None:

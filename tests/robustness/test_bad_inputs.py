@@ -172,6 +172,9 @@ CONSTRAINTS: dict[str, Case] = {
     "a table without a latency": (
         lambda p: p.command("--flops", 0.5, "--table", p.table()), "--table is of use with --latency only"
     ),
+    "another shape than the table's": (
+        lambda p: p.command("--latency", 0.8, "--table", p.table(), "--seq-len", 3), "measure a table of that shape"
+    ),
     "a latency less than what is fixed": (
         lambda p: p.command("--latency", 0.01, "--table", p.table()), "ask for at least"
     ),

@@ -104,8 +104,8 @@ def prune(
         raise typer.BadParameter("say where to write the pruned model, or use --dry-run", param_hint="--out")
     if report is not None:
         check_file(report, force=force)
-    if batch_size is not None and latency is None and evaluation is None:
-        warn("--batch-size is that of a latency and of timing; the batches of the sample need no option")
+    if (batch_size is not None or seq_len is not None) and latency is None and evaluation is None:
+        warn("--batch-size and --seq-len are those of a latency and of timing; the sample needs neither")
     source = reading.source(
         model, samples=o.samples(samples), seed=seed, dtype=dtype,
         length=o.renamed("--length", "--flops-length", length, flops_length),

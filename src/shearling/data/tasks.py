@@ -121,7 +121,7 @@ TASKS: dict[str, Task] = {
         Task("token-classification", "token-classification", (("tokens",), ("words",)), _TAGS, "f1", 512),
         Task("question-answering", "question-answering", _QA, ("answers",), "f1", 384, 128),
         Task("embedding", "embedding", _PAIRS + _SINGLES, _SCORE, "spearman", 512),
-        Task("sts", "embedding", _PAIRS, _SCORE, "spearman", 512),
+        Task("sts", "embedding", _PAIRS + _SINGLES, _SCORE, "spearman", 512),
         Task("retrieval", "retrieval", _SEARCH, _RELEVANCE, "ndcg@10", 512),
         Task("rerank", "rerank", _SEARCH, _RELEVANCE, "ndcg@10", 512),
         Task("lm", "lm", _SINGLES, (), "perplexity", 512),
@@ -165,7 +165,7 @@ def infer_task(model: PreTrainedModel) -> Task:
     """The generic task that the head of the model is for."""
     name = type(model).__name__
     kind = next((kind for ending, kind in _HEADS if name.endswith(ending)), None)
-    if reads_targets(model) and model.main_input_name == "input_ids":
+    if reads_targets(model) and (kind is None or model.main_input_name == "input_ids"):
         kind = "seq2seq"
     elif kind == "embedding" and model.main_input_name == "pixel_values":
         kind = "knn"

@@ -79,7 +79,8 @@ def write(model: Any, inputs: dict[str, Tensor], longest: int = LONGEST) -> Tens
                  "top_p", "top_k", "max_length", "penalty_alpha", "typical_p"):  # fmt: skip
         if hasattr(config, name):
             setattr(config, name, None)  # of beams and samples
-    longest = min(longest, (positions_of(model.config) or longest + 1) - 1)
+    positions = getattr(model.config, "max_target_positions", None) or positions_of(model.config)  # Whisper: two kinds
+    longest = min(longest, (positions or longest + 1) - 1)
     config.update(do_sample=False, num_beams=1, use_cache=True, max_new_tokens=longest, pad_token_id=_pad(model))
     with frozen(model), torch.inference_mode(), quiet_transformers():
         return torch.as_tensor(model.generate(**inputs, generation_config=config)).clone()

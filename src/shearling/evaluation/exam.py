@@ -95,6 +95,11 @@ def make_exam(
     """
     task = task_of(model, task).judged_by(metric)
     check_head(model, task)
+    if task.kind == "seq2seq" and model.main_input_name != "input_ids":
+        raise DataError(
+            f"{type(model).__name__} writes texts about sounds or images, and rows of these cannot be scored here; run "
+            "it on them and compare what it writes. Pruning works without --eval."
+        )
     encoder = make_encoder(
         tokenizer, task, model.config, max_length=max_length, labels=_LABELS.get(task.kind, "require"),
         text_columns=text_columns, label_column=label_column, pooling=pooling_of(model), model=teacher or model,

@@ -76,9 +76,13 @@ def test_infer_task_of_a_decoder():
 def test_heads_without_a_task():
     with pytest.raises(ModelError, match="BertForNextSentencePrediction does not say its task"):
         infer_task(build(BertForNextSentencePrediction, bert_config()))
-    several = bert_config(problem_type="multi_label_classification")
+
+
+def test_several_labels_an_example_can_be_pruned_but_not_scored():
+    several = build(BertForSequenceClassification, bert_config(problem_type="multi_label_classification"))
+    assert infer_task(several) is TASKS["classification"]
     with pytest.raises(ModelError, match="several labels per example"):
-        infer_task(build(BertForSequenceClassification, several))
+        check_head(several, TASKS["classification"])
 
 
 def test_check_head_refuses_another_kind():

@@ -43,6 +43,11 @@ def load_model(
     given, name = name, _transformer_of(name)
     path = Path(name)
     check_index(path)
+    if any(path.glob("*.bin")) and not any(path.glob("*.safetensors")):
+        raise ModelError(
+            f"{name} holds its weights as a pickle (.bin), which may run anything when it is read, so it is not opened "
+            "here. If you trust it, from_pretrained(...).save_pretrained(...) of transformers writes it as safetensors."
+        )
     record = check_files(path)[0] if (path / RECORD).is_file() else None
     with _told(f"Cannot load the model '{name}'", local=path.exists()):
         model, info = _class_of(config, name, trusted=trust_remote_code).from_pretrained(

@@ -173,8 +173,6 @@ def infer_task(model: PreTrainedModel) -> Task:
         raise ModelError(f"the head of {name} does not say its task; pass --task, one of {', '.join(TASKS)}")
     if kind == "classification":
         problem = getattr(model.config, "problem_type", None)
-        if problem == "multi_label_classification":
-            raise ModelError(f"this {name} gives several labels per example, and no task here scores that")
         if model.config.num_labels == 1 or problem == "regression":
             kind = "regression"
     return TASKS[kind]
@@ -186,7 +184,12 @@ def task_of(model: PreTrainedModel, asked: Task | str | None) -> Task:
 
 
 def check_head(model: PreTrainedModel, task: Task) -> None:
-    """Refuse a model whose head is for another kind of task than the one asked for."""
+    """Refuse to score a model whose head is for another kind of task than the one asked for, or for none of them."""
+    if getattr(model.config, "problem_type", None) == "multi_label_classification":
+        raise ModelError(
+            f"this {type(model).__name__} gives several labels per example, and no task here scores that; prune it "
+            "without labels and without --eval"
+        )
     try:
         found = infer_task(model).head
     except ModelError:

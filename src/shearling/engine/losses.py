@@ -41,6 +41,11 @@ def label_losses(model: Any, outputs: Any, batch: Batch) -> Tensor:
     if head == "number":
         return ((logits - target.float().view_as(logits)) ** 2).mean(-1)
     if head == "labels":
+        if target.shape != logits.shape:
+            raise DataError(
+                f"This model gives {logits.shape[-1]} labels an example, each 0 or 1; the data's have the shape "
+                f"{list(target.shape[1:])} an example. Give labels of that shape, or data without any."
+            )
         return F.binary_cross_entropy_with_logits(logits, target.float(), reduction="none").mean(-1)
     _in_range(target, logits.shape[-1])
     return F.cross_entropy(logits, target.long(), reduction="none")

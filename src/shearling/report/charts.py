@@ -94,14 +94,16 @@ def chart(
                           va="top" if number else "bottom")  # fmt: skip
         for number, one in enumerate(series):
             _draw_series(axes, one, number)
+        leftmost = min(point.x for one in series for point in one.points)
         for x, y, words in marked:
+            at_edge = x <= leftmost  # centred, the words would run into the numbers beside the axis
             axes.plot([x], [y], "o", ms=15, mfc="none", mec=INK, mew=1.6)
             axes.annotate(
                 words,
                 (x, y),
-                xytext=(0, -20),
+                xytext=(-6 if at_edge else 0, -20),
                 textcoords="offset points",
-                ha="center",
+                ha="left" if at_edge else "center",
                 color=INK,
                 fontsize=10,
                 zorder=5,

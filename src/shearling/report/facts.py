@@ -304,12 +304,12 @@ def _told(record: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _stock(found: Mapping[str, Any]) -> str:
-    """`stock: 4 layers with 12 of 12 heads, 440 of 1536 filters; estimated loss ...`, beside uneven shapes."""
+    """`stock: 4 layers with 12 of 12 heads, 440 of 1536 filters; tried out, it loses ...`, beside uneven shapes."""
     sizes = ", ".join(f"{dial['count']} of {dial['dense']} {dial['kind']}" for dial in found["dials"])
     uneven = found["uneven_loss"]
     beside = "" if uneven is None else f", {uneven:.2g} with uneven layers of the same cost"
     depth = count(sum(map(len, found["layers"])), "layer")
-    return f"stock: {depth} with {sizes}; estimated loss {found['loss']:.2g} nats an example{beside}"
+    return f"stock: {depth} with {sizes}; tried out, it loses {found['loss']:.2g} nats an example{beside}"
 
 
 def _polish(found: Mapping[str, Any]) -> str:

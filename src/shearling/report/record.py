@@ -42,7 +42,7 @@ class Report:
     polish      {before, after, passes, seconds, examples}: the judge before and after
     shape       uneven or stock
     stock       {layers, dials, loss, uneven_loss}: the layers that stay, the counts that all of them have, and the
-                estimated loss in nats an example, beside that of uneven shapes at the same budget
+                loss in nats an example when it was tried out, beside that of uneven shapes at the same budget
     samples     {used, given, why}: how many examples the run took of how many, and for what reason
     extra       what a workflow adds
     """

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch  # only now: it reads the number of threads
 
 CODE = tempfile.TemporaryDirectory()  # where transformers puts the code that comes with models: nothing of ours stays
 os.environ["HF_MODULES_CACHE"] = CODE.name
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, where a script started the tests in the background
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

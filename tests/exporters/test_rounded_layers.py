@@ -66,6 +66,7 @@ def divergence(model: Any, engine: Any) -> float:
     return float(torch.stack(found).mean())
 
 
+@pytest.mark.slow
 def test_a_trained_model_stays_closer_than_by_plain_rounding(trained: Any, tmp_path: Path) -> None:
     plain = divergence(trained, TorchEngine(write(trained, tmp_path / "plain.gguf", [])))
     rounded = divergence(trained, TorchEngine(write(_copy(trained), tmp_path / "rounded.gguf", calibration())))

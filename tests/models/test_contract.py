@@ -333,6 +333,7 @@ def test_generation_with_and_without_cache(family: str, beams: int) -> None:
     assert with_cache.shape[1] >= 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", one_of_each(MAIN))
 def test_torch_export(family: str) -> None:
     model, batch = tiny_model(family), tiny_batches(family, 1, 2, padded=False)[0]

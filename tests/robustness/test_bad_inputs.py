@@ -359,6 +359,7 @@ def test_a_full_disk(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
         subprocess.run(["umount", str(small)], check=True)
 
 
+@pytest.mark.slow
 def test_in_a_process_of_its_own(place: Place) -> None:
     """The same through a real command line: nothing on stdout, one line on stderr."""
     result = python("from shearling.cli import main; main()", *place.command("--flops", 2))

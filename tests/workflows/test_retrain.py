@@ -75,6 +75,7 @@ def test_it_learns_and_is_again_a_checkpoint(place: Path, tmp_path: Path) -> Non
         train(place, out)
 
 
+@pytest.mark.slow
 def test_an_interrupted_training_goes_on_to_the_same_weights(place: Path, tmp_path: Path) -> None:
     train(place, tmp_path / "whole")
 

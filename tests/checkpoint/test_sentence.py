@@ -12,6 +12,7 @@ import transformers
 
 from data.tiny import bert_config, bert_tokenizer
 from families import tiny_model
+from shearling.checkpoint.companions import copy_companions
 from shearling.checkpoint.pretrained import load_model
 from shearling.checkpoint.sentence import read_pooling, transformer_in
 from shearling.cli import run
@@ -48,6 +49,18 @@ def rows_file(path: Path) -> Path:
     ]
     path.write_text("\n".join(map(json.dumps, lines)))
     return path
+
+
+@pytest.mark.parametrize("inside", ["", "0_Transformer"])
+def test_parts_that_a_model_has_saved_itself_stay(inside: str, tmp_path: Path) -> None:
+    source, folder = sentence_directory(tmp_path / "dense", inside), tmp_path / "small"
+    (folder / "1_Pooling").mkdir(parents=True)
+    own = {"modules.json": "[]", "1_Pooling/config.json": "{}"}
+    for name, text in own.items():
+        (folder / name).write_text(text)
+    copy_companions(source, folder)
+    assert {name: (folder / name).read_text() for name in own} == own
+    assert (folder / "tokenizer.json").is_file()
 
 
 @pytest.mark.parametrize("inside", ["", "0_Transformer"])

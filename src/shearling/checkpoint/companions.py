@@ -82,7 +82,8 @@ def copy_companions(source: Path, folder: Path) -> None:
     own_modules = (folder / MODULES).exists()  # a SentenceTransformer has saved itself: its parts may be others
     inside = transformer_in(source)  # a directory of sentence-transformers may keep the model in a folder of its own
     if inside is not None and inside != source:
-        (folder / MODULES).write_text(modules_with_transformer_on_top(source), encoding="utf-8")
+        if not own_modules:
+            (folder / MODULES).write_text(modules_with_transformer_on_top(source), encoding="utf-8")
         copy_companions(inside, folder)
     for pattern in COMPANIONS:
         for path in sorted(source.glob(pattern)):

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import shearling.engine.polish as stage
-from shearling.engine.distance import output_distance
 from shearling.engine.distil import REFRESH, Distiller, Recipe
 from shearling.engine.polish import polish
 from shearling.engine.targets import Bucket, States
@@ -41,7 +40,7 @@ class Variant:
     passes: int = 40
     recipe: Recipe = field(default_factory=Recipe)
     samples: int = 2048
-    outputs: float = 1.0  # weight of the outputs
+    outputs: bool = True  # whether they are matched
     layers: str = "all"  # all, last, odd
     weights: str = "all"  # layers: not the head and the pooler; small: norms and biases alone
     rank: int = 0  # of the changes to every weight matrix; 0: any
@@ -74,7 +73,7 @@ def variants() -> dict[str, Variant]:
         "batch 128, rate 6e-4": recipe(examples=128, rate=6e-4),
         "average 0.98": replace(base, average=0.98),
         "outputs only": recipe(hidden=0.0),
-        "hidden only": replace(base, outputs=0.0),
+        "hidden only": replace(base, outputs=False),
         "passes 80": replace(base, passes=80),
         "passes 20": replace(base, passes=20),
         "noise 0.3": recipe(noise=0.3),
@@ -94,7 +93,11 @@ def variants() -> dict[str, Variant]:
         "passes 10": replace(base, passes=10),
         "passes 10, rate 1e-3": replace(recipe(rate=1e-3), passes=10),
         "average 0.995": replace(base, average=0.995),
-        "bfloat16": recipe(precision="bfloat16"),
+        "TF32": recipe(precision="tf32"),
+        "noise every 2": replace(base, refresh=2),
+        "noise every 3": replace(base, refresh=3),
+        "passes 24": replace(base, passes=24),
+        "passes 24, rate 6e-4, noise every 2": replace(recipe(rate=6e-4), passes=24, refresh=2),
         "sample 1024": replace(base, samples=1024),
     }
 
@@ -125,11 +128,10 @@ class VariantDistiller(Distiller):
             torch._foreach_lerp_(self.shadow, [w.detach() for w in self.weights], 1 - self.variant.average)
 
     def loss(self, bucket: Bucket, rows: Tensor) -> Tensor:
+        if self.variant.outputs:
+            return super().loss(bucket, rows)
         batch = bucket.pick(rows)
-        wanted, found = bucket.wanted(rows, batch), self.student(batch)
-        total = self.recipe.hidden * self.hidden_loss(found, wanted, bucket.real_tokens(rows))
-        distance = output_distance(self.config, found.outputs, wanted.outputs, batch, self.scale)
-        return total + self.variant.outputs * distance
+        return self.hidden_loss(self.student(batch), bucket.wanted(rows, batch), bucket.real_tokens(rows))
 
     def hidden_loss(self, found: States, wanted: States, real: Any) -> Tensor:
         count = len(found.hidden)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import shearling
+import shearling.engine.distil
 import shearling.engine.targets
 from families import tiny_batches, tiny_model
 from shearling.engine.distil import Distiller, Recipe, trainable
@@ -151,6 +152,42 @@ def test_half_precision_stays_half_precision(family: str) -> None:
     assert {p.dtype for p in student.model.parameters()} == {torch.bfloat16}
     again = polished(teacher, student, sample, 1, recipe=Recipe(rate=0.0, examples=8))
     assert again.before == pytest.approx(result.after, rel=1e-3)  # as it is after rounding
+
+
+@pytest.mark.parametrize("family", ["bert", "modernbert", "vit", "gpt2"])
+def test_steps_in_half_precision_do_as_well(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: the model computes in bfloat16, its weights stay float32, and nothing of the copies is left."""
+    monkeypatch.setattr(shearling.engine.distil, "has_bfloat16", lambda device: True)
+    found = {}
+    for precision in ("bfloat16", "tf32"):
+        teacher, student, sample = case(family)
+        before = state_of(student)
+        found[precision] = polished(teacher, student, sample, recipe=replace(RECIPE, precision=precision))
+        after = state_of(student)
+        assert {value.dtype for value in after.values()} == {value.dtype for value in before.values()}
+        changed = [name for name in after if not torch.equal(after[name], before[name])]
+        assert any((after[name].bfloat16().float() != after[name]).any() for name in changed)
+    half, full = found["bfloat16"], found["tf32"]
+    assert half.before == pytest.approx(full.before, rel=1e-6)  # the judge is float32
+    assert 1 - half.after / half.before == pytest.approx(1 - full.after / full.before, rel=0.1)
+
+
+def test_models_that_cannot_be_halved_are_polished_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shearling.engine.distil, "has_bfloat16", lambda device: True)
+    teacher, student, sample = case()
+
+    def only_float32(module: Any, args: Any) -> None:
+        if args[0].dtype != torch.float32:
+            raise RuntimeError("written for float32")
+
+    handle = student.model.classifier.register_forward_pre_hook(only_float32)
+    with caplog.at_level("INFO", "shearling"):
+        result = polished(teacher, student, sample)
+    handle.remove()
+    assert "Polishing without bfloat16: written for float32" in caplog.text
+    assert result.after < result.before  # type: ignore[operator]
 
 
 def test_an_interrupt_keeps_the_best_so_far() -> None:

@@ -110,7 +110,7 @@ def test_a_latency_is_profiled_and_met(runtime: str) -> None:
     assert torch.cuda.get_device_name() in table.device
     assert table.dense > 0
     result = shearling.prune(model, batches_of(5, 6), latency=0.95, table=table)
-    assert result.report.extra["latency"]["measured"] > 0
+    assert result.report.latency["measured"] > 0
 
 
 @EVERY_METHOD
@@ -145,7 +145,11 @@ def test_a_full_gpu_leaves_the_sums_to_the_host(embeds: bool, monkeypatch: pytes
 
 
 def test_embedding_models_are_pruned_as_on_the_cpu() -> None:
-    here, there = (pruned_on(device, "surgeon", wide().base_model) for device in ("cuda", "cpu"))
+    method = shearling.Surgeon(precision="float32", polish="off")  # which does more passes on a GPU
+    here, there = (
+        shearling.prune(wide().base_model.to(device), batches_of(5, 6), flops=0.5, method=method)
+        for device in ("cuda", "cpu")
+    )
     assert_alike(here, there, rtol=1e-6, atol=1e-8)
 
 
@@ -159,7 +163,7 @@ def test_stock_shapes_are_those_of_the_cpu() -> None:
     )  # fmt: skip
     assert_alike(here, there, rtol=1e-6, atol=1e-8)
     assert here.report.stock["layers"] == there.report.stock["layers"]
-    assert here.report.stock["loss"] == pytest.approx(there.report.stock["loss"], rel=1e-5)
+    assert here.report.stock["loss"] == pytest.approx(there.report.stock["loss"], rel=1e-4)
 
 
 @EVERY_METHOD

@@ -7,24 +7,28 @@ over the real tokens of each layer's hidden states s and t.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shearling.engine.cuda_graph import Replays
 from shearling.engine.distance import output_distance, output_scale
 from shearling.engine.distributed import add_up, rank_and_world
 from shearling.engine.hooks import device_of
-from shearling.engine.memory import LOGITS
-from shearling.engine.precision import Precision
+from shearling.engine.memory import LOGITS, out_of_memory
+from shearling.engine.precision import HalfWeights, Precision, has_bfloat16
 from shearling.engine.progress import Progress
 from shearling.engine.targets import Bucket, Observed, States, buckets_of
 from shearling.sample.sample import Sample
+
+logger = logging.getLogger("shearling")
 
 MOST_TOKENS = {"cpu": 8192, "cuda": 32768}  # of a batch
 HALF = (torch.float16, torch.bfloat16)
@@ -53,7 +57,7 @@ class Recipe:
     similarities: float = 1.0
     warm_up: float = 0.05
     noise: float = 0.1
-    precision: Precision = "tf32"  # the student's weights are small: casting them to bfloat16 costs more than it saves
+    precision: Precision = "bfloat16"  # of the steps, on a GPU; the judge sees the weights in float32
 
 
 @contextmanager
@@ -104,6 +108,7 @@ class Distiller:
         self.scale, self.variances = self._scales()
         self.judged = any(len(bucket.judging) for bucket in self.buckets)
         self.total = torch.zeros((), dtype=torch.float64, device=self.device)  # of the judge
+        self.half = self._half_weights()
         self.replays = Replays(self.device, record=all(bucket.resident(self.device) for bucket in self.buckets))
         self.rows: dict[int, Tensor] = {}  # where recorded steps read their examples' places
         self.start = [w.detach().clone() for w in self.weights]
@@ -113,8 +118,9 @@ class Distiller:
     def train(self, passes: int, progress: Progress, deadline: float | None = None) -> tuple[int, str]:
         """So many passes: (passes done, a note where it ended early)."""
         cuda = self.device.type == "cuda"
+        self.changing = [weight.data for weight in self.weights]  # the same memory, but never in half precision
         self.optimiser = torch.optim.AdamW(
-            self.weights,
+            self.changing,
             lr=torch.tensor(self.recipe.rate, device=self.device) if cuda else self.recipe.rate,
             betas=BETAS, weight_decay=0.0, fused=cuda, foreach=not cuda, capturable=cuda,
         )  # fmt: skip
@@ -149,16 +155,31 @@ class Distiller:
         here.copy_(rows)
 
         def step() -> None:
-            self.loss(self.buckets[bucket], here).backward()
+            found = zip(self.changing, self.gradients(self.buckets[bucket], here), strict=True)
+            given = [(weight, gradient) for weight, gradient in found if gradient is not None]
+            gradients = [gradient for _, gradient in given]
+            if self.half is not None:
+                gradients = [torch.empty_like(weight) for weight, _ in given]
+                torch._foreach_copy_(gradients, [gradient for _, gradient in given])
+            for (weight, _), gradient in zip(given, gradients, strict=True):
+                weight.grad = gradient
             self.optimiser.step()
             self.optimiser.zero_grad(set_to_none=True)
+            if self.half is not None:
+                self.half.update()
 
         self.replays(("step", bucket), step)
+
+    def gradients(self, bucket: Bucket, rows: Tensor) -> Sequence[Tensor | None]:
+        """Of the loss, one a weight; None for weights that have no part in it."""
+        with nullcontext() if self.half is None else self.half.standing_in():
+            return torch.autograd.grad(self.loss(bucket, rows), self.weights, allow_unused=True)
 
     def loss(self, bucket: Bucket, rows: Tensor) -> Tensor:
         """A scalar: distance of the outputs, and of the hidden states."""
         batch = bucket.pick(rows)
-        wanted, found = bucket.wanted(rows, batch), self.student(batch)
+        wanted = bucket.wanted(rows, batch)
+        found = self.student(batch if self.half is None else batch.floats_as(torch.bfloat16))
         distance = output_distance(
             self.config, found.outputs, wanted.outputs, batch, self.scale, similarities=self.recipe.similarities
         )
@@ -237,15 +258,28 @@ class Distiller:
         for number, bucket in enumerate([self.buckets[0], *self.buckets]):
             rows = torch.arange(min(len(bucket.batch), self._size(bucket)), device=self.device)
             start = time.perf_counter()
-            self.loss(bucket, rows).backward()
-            for weight in self.weights:
-                weight.grad = None
+            self.gradients(bucket, rows)
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             if number:
                 judging = len(bucket.judging) / 3  # a forward pass without the backward one
                 total += (time.perf_counter() - start) * (len(bucket.fit) + judging) / len(rows)
         return total
+
+    def _half_weights(self) -> HalfWeights | None:
+        """Where the steps are to be in bfloat16, and the model's code lets them."""
+        suits = self.recipe.precision == "bfloat16" and has_bfloat16(self.device)
+        if not suits or any(weight.dtype != torch.float32 for weight in self.weights):
+            return None
+        self.half = HalfWeights(self.student.structure.model, self.weights)
+        try:
+            self.gradients(self.buckets[0], torch.zeros(1, dtype=torch.long, device=self.device))
+        except RuntimeError as error:
+            if out_of_memory(error):
+                raise
+            logger.info("Polishing without bfloat16: %s", error)
+            return None
+        return self.half
 
     def _set_rate(self, share: float) -> None:
         """Up over the warm-up, then down to zero, by the share of the steps that are done."""
@@ -290,11 +324,12 @@ class Distiller:
 
 def squared_error(found: Tensor, wanted: Tensor, real: Tensor | None) -> Tensor:
     """Mean over real tokens and dimensions of (s - t)^2, for [B, S, D] and the tokens that are real [B, S]."""
-    error = (found.float() - wanted.to(found.device).float()).square().mean(-1)  # [B, S]
+    wanted = wanted.to(found)
     if real is None:
-        return error.mean()
-    real = real.to(error.device)
-    return (error * real).sum() / real.sum().clamp_min(1)
+        return F.mse_loss(found, wanted).float()
+    kept = real.to(found)[:, :, None]
+    total = F.mse_loss(found * kept, wanted * kept, reduction="sum").float()
+    return total / (real.sum().clamp_min(1).to(total) * found.shape[-1])
 
 
 def variance(hidden: Tensor, real: Tensor | None) -> Tensor:

@@ -15,7 +15,6 @@ import torch
 
 from shearling.engine.distil import Distiller, Recipe, trainable
 from shearling.engine.distributed import gathered, rank_and_world
-from shearling.engine.head import predicts_next_token
 from shearling.engine.hooks import device_of, frozen
 from shearling.engine.memory import out_of_memory
 from shearling.engine.precision import Precision, kernels
@@ -94,7 +93,7 @@ def polish(
     sample  all of it, also where several processes share the work: each takes the same steps
     share   what a pass of the student costs of a dense one; on a CPU, cheaper students get more passes
     expected_loss  in nats an example, by which "auto" decides; without an estimate it polishes
-    precision  of the teacher's passes, on a GPU, and of the student's where it is a language model
+    precision  of the teacher's passes and of the student's steps, on a GPU
     """
     worth = WORTH.get(device_of(student.model).type, WORTH["cpu"])
     if setting == "auto" and expected_loss is not None and expected_loss < worth:
@@ -104,9 +103,8 @@ def polish(
     if setting == "auto" and not passes:
         why = f"not worth it: in about the time of the rest a CPU does fewer than {FEWEST} passes, which gain nothing"
         return Polished(None, None, 0, 0.0, sample.examples, why)
-    if recipe is None:  # a language model's products are large enough for half precision
-        own = precision if predicts_next_token(student.model) else Recipe.precision
-        recipe = Recipe(noise=Recipe.noise if passes >= MANY else 0.0, precision=own)
+    if recipe is None:
+        recipe = Recipe(noise=Recipe.noise if passes >= MANY else 0.0, precision=precision)
     while True:
         try:
             found = _polish(teacher, student, sample, passes, seconds_of(setting), precision, recipe, seed, progress)
@@ -141,7 +139,7 @@ def _polish(
         kernels(recipe.precision),
         trainable(student.model) as weights,
         Observed(teacher, precision, beside=student).watched() as dense,
-        Observed(student, recipe.precision).watched() as pruned,
+        Observed(student, "float32").watched() as pruned,  # half precision is the distiller's matter
     ):
         distiller = Distiller(dense, pruned, sample, weights, recipe, seed)
         if limit is not None:

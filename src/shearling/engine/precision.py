@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple
 
@@ -59,6 +59,39 @@ def half_precision(module: nn.Module, precision: Precision) -> Iterator[None]:
     suits = precision == "bfloat16" and parameter.dtype == torch.float32 and has_bfloat16(parameter.device)
     with torch.autocast(parameter.device.type, torch.bfloat16, enabled=suits):
         yield
+
+
+class HalfWeights:
+    """bfloat16 copies of a model's float32 weights, which stand in for them while a step computes its gradients.
+
+    Unlike under autocast, hidden states and norms are bfloat16 too, so that a step moves half as many bytes. The
+    optimiser changes the float32 weights; `update` brings the copies up to date.
+    """
+
+    def __init__(self, model: nn.Module, weights: Sequence[Tensor]) -> None:
+        self._parameters = [p for p in model.parameters() if p.dtype == torch.float32]
+        self._full = [p.data for p in self._parameters]
+        self._half = [p.data.bfloat16() for p in self._parameters]
+        changing = {id(weight) for weight in weights}
+        pairs = zip(self._parameters, self._half, self._full, strict=True)
+        self._changing = [(half, full) for p, half, full in pairs if id(p) in changing]
+
+    @contextmanager
+    def standing_in(self) -> Iterator[None]:
+        """The model's parameters are the copies."""
+        try:
+            self._put(self._half)
+            yield
+        finally:
+            self._put(self._full)
+
+    def update(self) -> None:
+        """Round the float32 weights anew."""
+        torch._foreach_copy_([half for half, _ in self._changing], [full for _, full in self._changing])
+
+    def _put(self, tensors: Sequence[Tensor]) -> None:
+        for parameter, tensor in zip(self._parameters, tensors, strict=True):
+            parameter.data = tensor
 
 
 def add_gram_(total: Tensor, a: Tensor) -> None:

@@ -39,6 +39,11 @@ class Batch:
 
         return Batch(moved(self.inputs), moved(self.labels), self.indices, self.masks)
 
+    def floats_as(self, dtype: torch.dtype) -> Batch:
+        """The same batch for a model in that precision: numbers such as pixels are converted, tokens and masks stay."""
+        inputs = {k: v.to(dtype) if v.is_floating_point() else v for k, v in self.inputs.items()}
+        return Batch(inputs, self.labels, self.indices, self.masks)
+
     def beside_inputs(self, found: Tensor) -> Tensor:
         """What was worked out on the host, where the model's inputs are."""
         return found.to(next(iter(self.inputs.values())).device, non_blocking=True)

@@ -137,7 +137,7 @@ class VariantDistiller(Distiller):
         count = len(found.hidden)
         at = {"all": range(count), "last": [count - 1], "odd": range(count - 1, -1, -2)}[self.variant.layers]
         chosen = [States({}, [states.hidden[i] for i in at]) for states in (found, wanted)]
-        kept, self.variances = self.variances, [self.variances[i] for i in at]
+        kept, self.variances = self.variances, self.variances[list(at)]
         try:
             return super().hidden_loss(*chosen, [real[i] for i in at])
         finally:

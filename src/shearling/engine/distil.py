@@ -104,12 +104,14 @@ class Distiller:
         self.generator = torch.Generator().manual_seed(seed)
         self.most_tokens = MOST_TOKENS.get(self.device.type, MOST_TOKENS["cpu"])
         self.buckets = buckets_of(teacher, sample, self.most_tokens)
+        judged = any(len(bucket.judging) for bucket in self.buckets)
+        self.to_judge = [self._on_device(b.judging if judged else b.fit, self._size(b, JUDGED)) for b in self.buckets]
+        self.to_fit = [self._on_device(b.fit, max(1, self.most_tokens // b.tokens)) for b in self.buckets]
+        self.replays = Replays(self.device, record=all(bucket.resident(self.device) for bucket in self.buckets))
         self._refresh()
         self.scale, self.variances = self._scales()
-        self.judged = any(len(bucket.judging) for bucket in self.buckets)
         self.total = torch.zeros((), dtype=torch.float64, device=self.device)  # of the judge
         self.half = self._half_weights()
-        self.replays = Replays(self.device, record=all(bucket.resident(self.device) for bucket in self.buckets))
         self.rows: dict[int, Tensor] = {}  # where recorded steps read their examples' places
         self.start = [w.detach().clone() for w in self.weights]
         self.best_state = [w.clone() for w in self.start]
@@ -146,8 +148,11 @@ class Distiller:
         return done, ""
 
     def _refresh(self) -> None:
-        for bucket in self.buckets:
-            bucket.fresh(max(1, self.most_tokens // bucket.tokens), self.recipe.noise, self.generator)
+        """New noise, and what the teacher makes of it."""
+        for number, bucket in enumerate(self.buckets):
+            bucket.add_noise(self.recipe.noise, self.generator)
+            for part, rows in enumerate(self.to_fit[number]):
+                self.replays(("teacher", number, part), partial(bucket.fill, rows))
 
     def step(self, bucket: int, rows: Tensor) -> None:
         """One step on the examples at these places of a bucket."""
@@ -190,9 +195,10 @@ class Distiller:
 
     def hidden_loss(self, found: States, wanted: States, real: Sequence[Tensor | None]) -> Tensor:
         """Mean over layers of the squared error over the variance of the teacher's hidden states."""
-        layers = zip(found.hidden, wanted.hidden, real, self.variances, strict=True)
-        errors = [squared_error(s, t, mask).to(self.device) / variance for s, t, mask, variance in layers]
-        return torch.stack(errors).mean()
+        masks = {id(mask): (mask[:, :, None], mask.sum().clamp_min(1)) for mask in real if mask is not None}
+        layers = zip(found.hidden, wanted.hidden, real, strict=True)
+        errors = [squared_error(s, t, *masks.get(id(mask), ())).to(self.device) for s, t, mask in layers]
+        return (torch.stack(errors) / self.variances).mean()
 
     @torch.no_grad()
     def judge(self) -> float:
@@ -200,11 +206,9 @@ class Distiller:
         self.total.zero_()
         count = 0
         for number, bucket in enumerate(self.buckets):
-            places = bucket.judging if self.judged else bucket.fit
-            count += len(places)
-            for part, rows in enumerate(places.to(self.device).split(self._size(bucket, JUDGED))):
-                if len(rows):
-                    self.replays(("judge", number, part), partial(self._judge, bucket, rows))
+            for part, rows in enumerate(self.to_judge[number]):
+                self.replays(("judge", number, part), partial(self._judge, bucket, rows))
+                count += len(rows)
         return float(self.total) / count
 
     def _judge(self, bucket: Bucket, rows: Tensor) -> None:
@@ -291,6 +295,10 @@ class Distiller:
             else:
                 group["lr"] = self.recipe.rate * factor
 
+    def _on_device(self, places: Tensor, size: int) -> Sequence[Tensor]:
+        """So many places at a time; recorded steps read them where they are."""
+        return places.to(self.device).split(size) if len(places) else ()
+
     def _size(self, bucket: Bucket, times: int = 1) -> int:
         """Examples in a batch, or so many times more, as far as their tokens and logits allow."""
         # Twice the logits that other passes have: the teacher's stand beside the student's.
@@ -312,24 +320,25 @@ class Distiller:
         return [batches[i] for i in order]
 
     @torch.no_grad()
-    def _scales(self) -> tuple[Tensor, list[Tensor]]:
-        """The scale of the outputs and the variance of every layer's hidden states, from the largest bucket."""
+    def _scales(self) -> tuple[Tensor, Tensor]:
+        """The scale of the outputs and, [layers], the variance of their hidden states, from the largest bucket."""
         bucket = max(self.buckets, key=lambda bucket: len(bucket.batch))
         rows = torch.arange(min(len(bucket.batch), self._size(bucket, JUDGED)), device=self.device)
         states = bucket.wanted(rows, bucket.pick(rows))
         layers = zip(states.hidden, bucket.real_tokens(rows), strict=True)
         variances = [variance(hidden, real).to(self.device) for hidden, real in layers]
-        return output_scale(self.config, states.outputs), variances
+        return output_scale(self.config, states.outputs), torch.stack(variances)
 
 
-def squared_error(found: Tensor, wanted: Tensor, real: Tensor | None) -> Tensor:
-    """Mean over real tokens and dimensions of (s - t)^2, for [B, S, D] and the tokens that are real [B, S]."""
-    wanted = wanted.to(found)
-    if real is None:
-        return F.mse_loss(found, wanted).float()
-    kept = real.to(found)[:, :, None]
-    total = F.mse_loss(found * kept, wanted * kept, reduction="sum").float()
-    return total / (real.sum().clamp_min(1).to(total) * found.shape[-1])
+def squared_error(found: Tensor, wanted: Tensor, real: Tensor | None = None, count: Tensor | None = None) -> Tensor:
+    """Mean over real tokens and dimensions of (s - t)^2, for [B, S, D].
+
+    real, count  which tokens are real, [B, S, 1], and how many; t is zero at the others
+    """
+    if real is None or count is None:
+        return F.mse_loss(found, wanted.to(found)).float()
+    total = F.mse_loss(found * real.to(found), wanted.to(found), reduction="sum").float()
+    return total / (count * found.shape[-1])
 
 
 def variance(hidden: Tensor, real: Tensor | None) -> Tensor:

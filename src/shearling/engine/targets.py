@@ -124,24 +124,23 @@ class Bucket:
         return _picked(self.batch, rows)
 
     def wanted(self, rows: Tensor, batch: Batch) -> States:
-        """The teacher's states for the examples at these places."""
+        """The teacher's states for the examples at these places; those of padding are zero."""
         if self.kept is None:
-            with torch.no_grad():
-                return self.teacher(batch)
+            return self._seen(rows, batch)
         outputs = {name: _take(value, rows) for name, value in self.kept.outputs.items()}
         return States(outputs, [_take(value, rows) for value in self.kept.hidden])
 
     def real_tokens(self, rows: Tensor) -> list[Tensor | None]:
-        """For every layer, [B, S] of the examples at these places."""
-        return [None if real is None else _take(real, rows) for real in self.real]
+        """For every layer, [B, S] of the examples at these places; layers with the same mask share it."""
+        taken = {id(real): _take(real, rows) for real in self.real if real is not None}
+        return [None if real is None else taken[id(real)] for real in self.real]
 
-    def fresh(self, size: int, noise: float, generator: torch.Generator) -> None:
-        """Put new noise on the tokens of the examples to fit, and see what the teacher makes of them."""
+    def add_noise(self, noise: float, generator: torch.Generator) -> None:
+        """Put new noise on the tokens of the examples to fit."""
         ids = self.batch.inputs.get("input_ids")
         if noise and ids is not None and len(self.fit) > 1:
             at = self.fit.to(ids.device)
             ids.index_copy_(0, at, noised(self.clean, self.movable, noise, generator).to(ids.device))
-        self.fill(self.fit, size)
 
     @cached_property
     def clean(self) -> Tensor:
@@ -157,18 +156,23 @@ class Bucket:
         fits = mask is not None and mask.shape == self.batch.inputs["input_ids"].shape
         return plain & mask[self.fit].bool() if fits else plain  # type: ignore[index]
 
-    @torch.no_grad()
-    def fill(self, places: Tensor, size: int) -> None:
+    def fill(self, rows: Tensor) -> None:
         """Run the teacher over the examples at these places and keep its states, if they are kept at all."""
         if self.kept is None:
             return
-        for rows in places.to(device_of(self.teacher.structure.model)).split(size) if len(places) else ():
-            states = self.teacher(self.pick(rows))
-            for room, values in zip(self.kept.hidden, states.hidden, strict=True):
-                room.index_copy_(0, rows.to(room.device), values.to(room))
-            for name, values in states.outputs.items():
-                room = self.kept.outputs[name]
-                room.index_copy_(0, rows.to(room.device), values.to(room))
+        states = self._seen(rows, self.pick(rows))
+        for room, values in zip(self.kept.hidden, states.hidden, strict=True):
+            room.index_copy_(0, rows.to(room.device), values.to(room))
+        for name, values in states.outputs.items():
+            room = self.kept.outputs[name]
+            room.index_copy_(0, rows.to(room.device), values.to(room))
+
+    @torch.no_grad()
+    def _seen(self, rows: Tensor, batch: Batch) -> States:
+        states, masks = self.teacher(batch), self.real_tokens(rows)
+        pairs = zip(states.hidden, masks, strict=True)
+        hidden = [h if real is None else h * real.to(h)[:, :, None] for h, real in pairs]
+        return States(states.outputs, hidden)
 
     def resident(self, device: torch.device) -> bool:
         """Whether everything a step needs is on this device already."""
@@ -199,7 +203,9 @@ def buckets_of(teacher: Observed, sample: Sample, most_tokens: int) -> list[Buck
     place = _place(sum(first.bytes * len(batch) for first, batch in zip(firsts, batches, strict=True)), device)
     buckets = [_bucket(teacher, batch, first, place) for batch, first in zip(batches, firsts, strict=True)]
     for bucket in buckets:
-        bucket.fill(bucket.judging, max(1, most_tokens // bucket.tokens))
+        for rows in bucket.judging.to(device).split(max(1, most_tokens // bucket.tokens)):
+            if len(rows):
+                bucket.fill(rows)
     return buckets
 
 
@@ -229,17 +235,19 @@ def _bucket(teacher: Observed, batch: Batch, first: States, place: torch.device 
     def room(like: Tensor, dtype: torch.dtype) -> Tensor:
         return torch.empty((len(batch), *like.shape[1:]), dtype=dtype, device=place)
 
-    real: list[Tensor | None] = []
-    for number, hidden in zip(teacher.stacks, first.hidden, strict=True):
-        mask = teacher.structure.stacks[number].real_tokens(batch, torch.Size((len(batch), hidden.shape[1])))
-        real.append(None if mask is None else mask.to(hidden.device))
+    real: dict[tuple[int, torch.device], Tensor | None] = {}
+    places = [(number, hidden.device) for number, hidden in zip(teacher.stacks, first.hidden, strict=True)]
+    for (number, there), hidden in zip(places, first.hidden, strict=True):
+        if (number, there) not in real:
+            mask = teacher.structure.stacks[number].real_tokens(batch, torch.Size((len(batch), hidden.shape[1])))
+            real[number, there] = None if mask is None else mask.to(there)
     held_out = batch.held_out()
     return Bucket(
         batch,
         fit=(~held_out).nonzero().flatten(),
         judging=held_out.nonzero().flatten(),
         teacher=teacher,
-        real=real,
+        real=[real[place] for place in places],
         tokens=max(hidden.shape[1] for hidden in first.hidden),
         logits=max(output.numel() for output in first.outputs.values()),
         kept=None if place is None else States(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shearling.checkpoint.pretrained import named_device
 from shearling.engine.distance import divergence
-from shearling.engine.distil import squared_error, variance
+from shearling.engine.distil import variance
 from shearling.engine.distributed import rank_and_world
 from shearling.engine.head import ENDS, head_of
 from shearling.engine.progress import Watcher
@@ -131,7 +131,8 @@ def hidden_loss(student: Any, teacher: Any, batch: dict[str, Tensor]) -> Tensor:
         for s, t in list(zip(mine, theirs, strict=True))[1:]:
             real = batch.get(mask)
             real = real.bool() if real is not None and real.shape == s.shape[:2] else None
-            errors.append(squared_error(s, t, real) / variance(t, real))
+            pair = (s, t) if real is None else (s[real], t[real])
+            errors.append(F.mse_loss(*pair) / variance(t, real))
     return torch.stack(errors).mean() if errors else torch.zeros((), device=next(iter(batch.values())).device)
 
 

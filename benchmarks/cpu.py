@@ -19,6 +19,7 @@ import torch
 from machine import describe_machine, keep_json
 
 import shearling
+from shearling import Surgeon
 from shearling.checkpoint.pretrained import load_model, load_tokenizer
 from shearling.data import encode, read_rows
 
@@ -35,13 +36,18 @@ def plain(model: Any, batches: list[dict[str, torch.Tensor]]) -> float:
     return time.perf_counter() - start
 
 
-def pruned(model: Any, batches: list[dict[str, torch.Tensor]], flops: float) -> Row:
+def pruned(model: Any, batches: list[dict[str, torch.Tensor]], flops: float, precision: str) -> Row:
     """Seconds of one call, and how many examples it used."""
     start = time.perf_counter()
-    report = shearling.prune(model, batches, flops=flops, progress=False).report
-    seconds = time.perf_counter() - start
-    passes = report.polish["passes"] if report.polish else 0
-    return {"flops": flops, "seconds": seconds, "examples": report.examples, "passes": passes, "stages": report.seconds}
+    report = shearling.prune(model, batches, flops=flops, method=Surgeon(precision=precision), progress=False).report
+    return {
+        "flops": flops,
+        "precision": report.settings["precision"],
+        "seconds": time.perf_counter() - start,
+        "examples": report.examples,
+        "passes": report.polish["passes"] if report.polish else 0,
+        "stages": report.seconds,
+    }
 
 
 def run(options: argparse.Namespace) -> list[Row]:
@@ -55,9 +61,9 @@ def run(options: argparse.Namespace) -> list[Row]:
         )
     ]  # fmt: skip
     plain(model, batches[:4])
+    points = [(float(flops), how) for flops in options.budgets.split(",") for how in options.precision.split(",")]
     turns = [
-        (plain(model, batches), [pruned(model, batches, float(flops)) for flops in options.budgets.split(",")])
-        for _ in range(options.turns)
+        (plain(model, batches), [pruned(model, batches, *point) for point in points]) for _ in range(options.turns)
     ]
     rows = []
     for number, row in enumerate(turns[-1][1]):
@@ -73,13 +79,15 @@ def main() -> None:
     parser.add_argument("--task", required=True)
     parser.add_argument("--data", required=True, type=Path)
     parser.add_argument("--budgets", default="0.5,0.3,0.1")
+    parser.add_argument("--precision", default="bfloat16", help="of the passes; bfloat16,float32 shows both")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--out", type=Path, help="keep the JSON here")
     options = parser.parse_args()
     rows = run(options)
-    print("| FLOPs | examples | passes of polish | of a plain pass |\n|---|---|---|---|")
+    print("| FLOPs | precision | examples | passes of polish | of a plain pass |\n|---|---|---|---|---|")
     for row in rows:
-        print(f"| {row['flops']:.0%} | {row['examples']:,} | {row['passes']} | {row['ratio']:.2f} |")
+        cells = f"{row['flops']:.0%} | {row['precision']} | {row['examples']:,} | {row['passes']} | {row['ratio']:.2f}"
+        print(f"| {cells} |")
     keep_json({"task": options.task, "machine": describe_machine(torch.device("cpu")), "rows": rows}, options.out)
 
 

@@ -33,7 +33,8 @@ def score_moments(structure: Structure, batches: Sequence[Batch], seed: int, pre
             output.register_hook(lambda g: _add(totals[number][2], g.float() * real))
         _add(totals[number][which], values * real)
 
-    with frozen(structure.model), kernels(precision), differentiable(structure) as leaves, ExitStack() as hooks:
+    model = structure.model
+    with frozen(model), kernels(model, precision), differentiable(structure) as leaves, ExitStack() as hooks:
         for number, sublayer in enumerate(attentions):
             for which in (0, 1):
                 module = sublayer.inputs[which].module

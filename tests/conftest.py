@@ -37,6 +37,16 @@ def _threads() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _float32() -> Iterator[None]:
+    """Passes are float32 on every CPU, also where it has bfloat16: results are compared with exact ones."""
+    from shearling.engine import precision
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(precision, "cpu_has_bfloat16", lambda: False)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _no_waiting_for_the_disk() -> Iterator[None]:
     """No test cuts the power, so no save has to wait until the disk has everything."""
     with pytest.MonkeyPatch.context() as patch:

@@ -16,6 +16,7 @@ import torch
 from shearling.costs import count_macs, weight_bytes
 from shearling.engine.hooks import device_of, frozen, run
 from shearling.engine.memory import BACKWARD_TOKENS, FORWARD_TOKENS, LOGITS, cut_batches, logits_per_token
+from shearling.engine.precision import DTYPES, Precision, add_gram_, kernels, used_precision
 from shearling.engine.recompute import MOST, is_too_much, kept_bytes
 from shearling.models.structure import Structure
 from shearling.sample.sample import Sample
@@ -44,13 +45,19 @@ class Estimate:
         )
 
 
-def estimate(structure: Structure, sample: Sample, lengths: Sequence[float], ratio: float = 1.0) -> Estimate:
+def estimate(
+    structure: Structure,
+    sample: Sample,
+    lengths: Sequence[float],
+    ratio: float = 1.0,
+    precision: Precision = "float32",
+) -> Estimate:
     """For pruning to a share of the layers' costs; `lengths` are the tokens of an example in each sublayer."""
     weights = weight_bytes(structure.model)
     statistics = sum(4 * sum(side**2 for side in s.weight.shape) for s in structure.sublayers)
     on_cpu = device_of(structure.model).type == "cpu"
     return Estimate(
-        _seconds(structure, sample, lengths, ratio) if on_cpu else None,
+        _seconds(structure, sample, lengths, ratio, precision) if on_cpu else None,
         _memory(structure, sample, ratio, weights, statistics),
         weights,
         statistics,
@@ -78,12 +85,14 @@ def _memory(structure: Structure, sample: Sample, ratio: float, weights: int, st
     return LIBRARIES + weights + max(measuring, ordering, refitting, checking)
 
 
-def _seconds(structure: Structure, sample: Sample, lengths: Sequence[float], ratio: float) -> float:
+def _seconds(
+    structure: Structure, sample: Sample, lengths: Sequence[float], ratio: float, precision: Precision
+) -> float:
     """Passes over the sample by a timed one; sums and solves by their products and the speed of these here."""
     batches = cut_batches(sample, device_of(structure.model), backward=True, logits=logits_per_token(structure.model))
-    with frozen(structure.model), torch.inference_mode():
+    with frozen(structure.model), torch.inference_mode(), kernels(structure.model, precision):
         began = time.perf_counter()
-        run(structure.model, batches[len(batches) // 2])
+        run(structure.model, batches[len(batches) // 2], precision)
         forward = (time.perf_counter() - began) * (len(batches) + CHECKS)
     layers = count_macs(structure, lengths)
     head = logits_per_token(structure.model) * int(structure.sublayers[-1].weight.shape[0]) * lengths[-1]
@@ -95,19 +104,21 @@ def _seconds(structure: Structure, sample: Sample, lengths: Sequence[float], rat
         sums += rows * (0.6 * n**2 + D**2 + 0.6 * left**2 + left * D + 2 * D**2)
         solves += 2.2 * n**3 + n**2 * D + left**3 / 3 + 6 * left**2 * D + 6 * D**3
     threads = torch.get_num_threads()
-    return forward * passes + sums / _speed(torch.float32, threads) + solves / _speed(torch.float64, threads)
+    summed = DTYPES[used_precision(structure.model, precision)]
+    return forward * passes + sums / _speed(summed, threads) + solves / _speed(torch.float64, threads)
 
 
 @cache
 def _speed(dtype: torch.dtype, threads: int) -> float:
-    """Multiply-accumulates a second of a matrix product on this CPU, timed once a process for each count of threads."""
-    a, b = torch.ones(512, 1024, dtype=dtype), torch.ones(1024, 1024, dtype=dtype)
+    """Multiply-accumulates a second of a^T a on this CPU, timed once a process for each count of threads."""
+    a = torch.ones(2048, 512, dtype=dtype)
+    total = torch.zeros(512, 512, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
     best = float("inf")
     for _ in range(TRIALS + 1):  # the first one starts the threads
         began = time.perf_counter()
-        a @ b
+        add_gram_(total, a)
         best = min(best, time.perf_counter() - began)
-    return 512 * 1024 * 1024 / best
+    return a.numel() * len(total) / best
 
 
 def _duration(seconds: float) -> str:

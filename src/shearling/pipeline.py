@@ -321,7 +321,8 @@ def measure(
     few = target is not None and target.shape == "uneven" and bool(limits)
     if samples == "auto" and few and device.type == "cpu":
         first = sample.drawn(method.first_look(structure, sample), seed)
-    expected = estimate(structure, first, lengths, min((limit.ratio for limit in limits), default=1.0))
+    smallest = min((limit.ratio for limit in limits), default=1.0)
+    expected = estimate(structure, first, lengths, smallest, method.precision)
     stages.say(str(expected))
     evidence, why = look(first.shard(rank, world)), ""
     if first is not sample:

@@ -15,11 +15,13 @@ from tiny import as_run
 
 
 @pytest.mark.parametrize("family", ["llama", "bert", "t5", "gpt2"])
-def test_curvature_is_the_same_with_and_without(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("half", [False, True])
+def test_curvature_is_the_same_with_and_without(family: str, half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: half)
     structure, batches = structure_of(tiny_model(family)), as_run(tiny_batches(family))
-    kept = measure(structure, batches)
+    kept = measure(structure, batches, precision="bfloat16")
     monkeypatch.setattr(recompute, "MOST", 0)
-    again = measure(structure, batches)
+    again = measure(structure, batches, precision="bfloat16")
     for one, other in zip(kept, again, strict=True):
         torch.testing.assert_close(one.A, other.A)
         torch.testing.assert_close(one.G, other.G)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from shearling.engine import precision
 from shearling.engine.hooks import run
 from shearling.engine.losses import label_losses, sampled_losses
 from shearling.errors import DataError
@@ -89,3 +90,15 @@ def test_the_sum_is_of_the_models_own_precision_or_better() -> None:
     ):
         found = measure(structure_of(model_of("bert").to(dtype)), as_run(batches_of(1)))
         assert {c.A.dtype for c in found} == {c.G.dtype for c in found} == {expected}
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_bfloat16_on_a_cpu_is_near_float32(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, label, changes = HEADS[head]
+    structure, sample = structure_of(model_of("bert", kind, **changes)), as_run(batches_of(labels=label))
+    exact = measure(structure, sample, precision="bfloat16")  # this CPU is said to have none
+    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: True)
+    for rounded, full in zip(measure(structure, sample, precision="bfloat16"), exact, strict=True):
+        for one, other, most in ((rounded.A, full.A, 0.05), (rounded.G, full.G, 0.3)):  # a drawn label may be another
+            assert one.dtype == torch.float32
+            assert 0 < (one - other).norm() < most * other.norm()

@@ -114,7 +114,7 @@ def divergences_between(
 ) -> Tensor:
     """[examples], on the host: the divergence of two models' outputs, by the numbers of the examples."""
     parts: list[Tensor] = []
-    with frozen(teacher), frozen(student), torch.inference_mode(), kernels(precision):
+    with frozen(teacher), frozen(student), torch.inference_mode(), kernels(teacher, precision):
         for batch in batches:
             here = batch.to(device_of(teacher))
             wanted, found = run(teacher, here, precision), run(student, here, precision)

@@ -57,7 +57,7 @@ class Recipe:
     similarities: float = 1.0
     warm_up: float = 0.05
     noise: float = 0.1
-    precision: Precision = "bfloat16"  # of the steps, on a GPU; the judge sees the weights in float32
+    precision: Precision = "bfloat16"  # of the steps, where the hardware has it; the judge sees the weights in float32
 
 
 @contextmanager

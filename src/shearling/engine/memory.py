@@ -48,7 +48,7 @@ def cut_batches(
     """
     most = BACKWARD_TOKENS if backward else FORWARD_TOKENS
     tokens = most.get(device.type, most["cpu"]) // shrink
-    if precision == "bfloat16" and has_bfloat16(device):
+    if precision == "bfloat16" and device.type == "cuda" and has_bfloat16(device):
         tokens *= 2  # activations take half the memory
     if logits:
         tokens = min(tokens, LOGITS.get(device.type, LOGITS["cpu"]) // logits)

@@ -93,7 +93,7 @@ def polish(
     sample  all of it, also where several processes share the work: each takes the same steps
     share   what a pass of the student costs of a dense one; on a CPU, cheaper students get more passes
     expected_loss  in nats an example, by which "auto" decides; without an estimate it polishes
-    precision  of the teacher's passes and of the student's steps, on a GPU
+    precision  of the teacher's passes and of the student's steps, where the hardware has it
     """
     worth = WORTH.get(device_of(student.model).type, WORTH["cpu"])
     if setting == "auto" and expected_loss is not None and expected_loss < worth:
@@ -136,7 +136,7 @@ def _polish(
     with (
         frozen(teacher.model),
         frozen(student.model),
-        kernels(recipe.precision),
+        kernels(student.model, recipe.precision),
         trainable(student.model) as weights,
         Observed(teacher, precision, beside=student).watched() as dense,
         Observed(student, "float32").watched() as pruned,  # half precision is the distiller's matter

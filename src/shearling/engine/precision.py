@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Precision = Literal["float32", "tf32", "bfloat16"]  # of the products in passes over the sample, on a GPU
+# Of the products in passes over the sample, where the hardware has it: TF32 on GPUs, bfloat16 also on some CPUs.
+Precision = Literal["float32", "tf32", "bfloat16"]
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 EXACT_ROWS = 4096  # rows per bfloat16 GEMM; the chunks are summed in float32
 SPLIT_ROWS = 8 * EXACT_ROWS  # rows split into high and low parts at once
@@ -19,31 +21,66 @@ COLUMN_MULTIPLE = 8  # tensor cores are slow for other column counts
 
 
 @contextmanager
-def kernels(precision: Precision) -> Iterator[None]:
-    """Which GPU kernels a pass runs: TF32 for float32 products unless float32 is asked for, no attention of cuDNN.
+def kernels(model: nn.Module, precision: Precision) -> Iterator[None]:
+    """Which kernels the passes of a model run on its device, forward and backward.
 
-    cuDNN builds a plan for every new shape of attention, which takes longer than the pass; the other kernels do not.
+    GPU: TF32 for float32 products unless float32 is asked for; not cuDNN's attention, which builds a plan for every new
+    shape, and that takes longer than the pass.
+    CPU: attention in float32 also where the products around it are bfloat16, because the backward pass of PyTorch's
+    bfloat16 attention takes a CPU up to ten times as long, for up to 128 tokens.
     """
     before, planned = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
+    attention, device = F.scaled_dot_product_attention, next(model.parameters()).device
     try:
         torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
         torch.backends.cuda.enable_cudnn_sdp(False)
+        if device.type == "cpu" and precision == "bfloat16" and has_bfloat16(device):
+            F.scaled_dot_product_attention = partial(_float32_attention, attention)
         yield
     finally:
         torch.set_float32_matmul_precision(before)
         torch.backends.cuda.enable_cudnn_sdp(planned)
+        F.scaled_dot_product_attention = attention
+
+
+def _float32_attention(
+    attention: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
+    """PyTorch's attention, in float32 for bfloat16 tensors."""
+    if query.dtype != torch.bfloat16:
+        return attention(query, key, value, *args, **kwargs)
+    args, kwargs = tuple(_wide(a) for a in args), {name: _wide(a) for name, a in kwargs.items()}  # the mask, if any
+    with torch.autocast(query.device.type, enabled=False):
+        return attention(query.float(), key.float(), value.float(), *args, **kwargs).bfloat16()
+
+
+def _wide(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def has_bfloat16(device: torch.device) -> bool:
-    """Whether the device multiplies bfloat16 in hardware; older GPUs only emulate it, slowly."""
-    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    """Whether the device multiplies bfloat16 in hardware; others emulate it, slowly."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return device.type == "cpu" and cpu_has_bfloat16()
+
+
+def cpu_has_bfloat16() -> bool:
+    """Whether this CPU has bfloat16 products (AVX-512 BF16 or AMX), and PyTorch uses them."""
+    instructions = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # absent from older releases of PyTorch
+    known = any(bool(getattr(torch.cpu, name, bool)()) for name in instructions)
+    capability: str = torch.backends.cpu.get_cpu_capability()  # ATEN_CPU_CAPABILITY may lower it
+    return known and capability == "AVX512"
 
 
 def used_precision(model: nn.Module, precision: Precision) -> str:
-    """The precision that passes over the sample really have: on a CPU, or without bfloat16, the model's own."""
+    """The precision that passes over the sample really have: the model's own, where the device lacks what is asked."""
     parameter = next(model.parameters())
-    if parameter.device.type == "cuda" and parameter.dtype == torch.float32:
-        return "float32" if precision == "bfloat16" and not has_bfloat16(parameter.device) else precision
+    if parameter.dtype == torch.float32:
+        if precision == "bfloat16" and has_bfloat16(parameter.device):
+            return precision
+        if precision == "tf32" and parameter.device.type == "cuda":
+            return precision
     return dtype_name(parameter.dtype)
 
 
@@ -54,11 +91,20 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 @contextmanager
 def half_precision(module: nn.Module, precision: Precision) -> Iterator[None]:
-    """bfloat16, if asked for, for the products inside a float32 module on a GPU; norms and residuals stay float32."""
+    """bfloat16, if asked for and supported, for the products in a float32 module; norms and residuals stay float32."""
     parameter = next(module.parameters())
     suits = precision == "bfloat16" and parameter.dtype == torch.float32 and has_bfloat16(parameter.device)
     with torch.autocast(parameter.device.type, torch.bfloat16, enabled=suits):
         yield
+
+
+def as_multiplied(values: Tensor, precision: Precision) -> Tensor:
+    """What a CPU's products in bfloat16 see of float32 values; for sums over many tokens the rounding averages out.
+
+    A GPU sums products of high and low parts instead (`add_gram_and_cross_`), which would gain a CPU nothing.
+    """
+    suits = precision == "bfloat16" and values.dtype == torch.float32 and values.device.type == "cpu"
+    return values.bfloat16() if suits and has_bfloat16(values.device) else values
 
 
 class HalfWeights:
@@ -101,7 +147,8 @@ def add_gram_(total: Tensor, a: Tensor) -> None:
         add_gram_(product, a)
         total += product.to(total.device)
     elif not _in_parts(total, a):
-        _add_symmetric_(total, a.to(total.dtype))
+        with _exact_products(total, a):
+            _add_symmetric_(total, a.to(total.dtype))
     else:
         for rows in a.split(SPLIT_ROWS):
             total += _gram(_split(rows))[: len(total), : len(total)]
@@ -112,12 +159,13 @@ def add_gram_and_cross_(gram: Tensor, cross: Tensor, h: Tensor, y: Tensor) -> No
 
     In the precision of the sums; on a GPU nearly so, at the speed of bfloat16: a float32 is split into two bfloat16,
     high + low, and only low times low is left out. That keeps 16 bits of mantissa, where TF32 has 10 and leaves Gram
-    matrices indefinite. What is bfloat16 already has no low part.
+    matrices indefinite. What is bfloat16 already has no low part. On a CPU, only what is bfloat16 already gains.
     """
     if not _in_parts(gram, h):
-        h, y = h.to(gram.dtype), y.to(gram.dtype)
-        _add_symmetric_(gram, h)
-        cross.addmm_(h.T, y)
+        with _exact_products(gram, h):
+            _add_symmetric_(gram, h.to(gram.dtype))
+        with _exact_products(gram, h, y):
+            cross.addmm_(h.to(gram.dtype).T, y.to(gram.dtype))
         return
     n, m = len(gram), cross.shape[1]
     for h_rows, y_rows in zip(h.split(SPLIT_ROWS), y.split(SPLIT_ROWS), strict=True):
@@ -148,10 +196,25 @@ def _add_symmetric_(total: Tensor, a: Tensor) -> None:
         total[start:stop, stop:] = total[stop:, start:stop].T
 
 
+@contextmanager
+def _exact_products(total: Tensor, *factors: Tensor) -> Iterator[None]:
+    """Float32 products by a CPU's bfloat16 instructions, where the factors are bfloat16: exact, with float32 sums."""
+    suits = total.dtype == torch.float32 and all(
+        a.dtype == torch.bfloat16 and a.device.type == "cpu" and has_bfloat16(a.device) for a in factors
+    )
+    before = torch.get_float32_matmul_precision()
+    try:
+        if suits:
+            torch.set_float32_matmul_precision("medium")
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def _in_parts(total: Tensor, a: Tensor) -> bool:
-    """Whether products are summed from bfloat16 parts."""
+    """Whether products are summed from bfloat16 parts: on a GPU."""
     exact = torch.get_float32_matmul_precision() == "highest"
-    return not exact and total.dtype == torch.float32 and has_bfloat16(a.device)
+    return not exact and total.dtype == torch.float32 and a.device.type == "cuda" and has_bfloat16(a.device)
 
 
 class Parts(NamedTuple):

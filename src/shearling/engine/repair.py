@@ -20,7 +20,7 @@ from torch import Tensor
 from shearling.engine.hooks import device_of, flat, frozen
 from shearling.engine.layerwise import Captured, HiddenStates, LayerCall, LayerwiseRun, Point, run_layer, start_run
 from shearling.engine.moments import Moments
-from shearling.engine.precision import Precision, kernels
+from shearling.engine.precision import Precision, as_multiplied, kernels
 from shearling.engine.progress import Progress, silent
 from shearling.engine.teacher_states import TeacherStates
 from shearling.models.structure import Share, Stack, Structure
@@ -64,7 +64,7 @@ def damaged_sublayers(
     are gone, the layer that follows is repaired against its own teacher, and so takes over what they added to the
     residual.
     """
-    with frozen(teacher.model), frozen(student.model), torch.inference_mode(), kernels(precision):
+    with frozen(teacher.model), frozen(student.model), torch.inference_mode(), kernels(teacher.model, precision):
         here = [batch.held_out_last().to(device_of(teacher.model)) for batch in batches]
         if states is not None:
             states.start(here)
@@ -235,7 +235,8 @@ class _Pair:
                     shape = given.shape[:2]
                     rows = self.pruned.rows(batch, shape, share)
                     weights = self.pruned.weights(batch, shape, self.power, share) if self.power else None
-                    moments.add(flat(given, rows), flat(wanted, rows), weights)
+                    h, y = (as_multiplied(flat(one, rows), self.run_s.precision) for one in (given, wanted))
+                    moments.add(h, y, weights)
         fit.add_up()
         held_out.add_up()
         return fit, held_out

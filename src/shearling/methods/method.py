@@ -47,7 +47,7 @@ class Method:
     name: ClassVar[str]
     filter_step: ClassVar[int] = 1
     stages: ClassVar[Mapping[str, float]] = {}
-    precision: Precision = "float32"  # of the products in passes over the sample, on a GPU
+    precision: Precision = "float32"  # of the products in passes over the sample, where the hardware has it
     polish: Polish = "off"  # how long the repaired student is distilled from the dense model
 
     @property

@@ -57,7 +57,7 @@ class Paper(Method):
     damp        of the tuning (Eq. 27): 0 to 1e6
     guarded     not the paper's, and off: one example in eight is kept out of rearrangement and tuning, and a sublayer
                 takes part in a stage only where those examples agree; a mask out of range does not end the tuning
-    precision   of the products in passes over the sample, on a GPU; docs/performance.md has what it changes
+    precision   of the products in passes over the sample, where the hardware has it; docs/performance.md
     drop_sublayers  where the layers' overheads alone exceed a latency, drop whole sublayers until they do not
     polish      not the paper's, and off: distil the result from the dense model, as `surgeon` does
     """

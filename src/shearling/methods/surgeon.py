@@ -60,7 +60,7 @@ class Surgeon(Method):
     noise      language models: the share of the tokens of every other text that random ones replace, in measuring and
                refitting; it costs a little where the sample comes from, and saves much on texts of another kind
     polish     distil the result from the dense model: "auto" where it is worth it, "off", passes, or seconds ("30s")
-    precision  of the products in passes over the sample, on a GPU; docs/performance.md has what it changes
+    precision  of the products in passes over the sample, where the hardware has it; docs/performance.md
     """
 
     name: ClassVar[str] = "surgeon"

@@ -47,7 +47,7 @@ def mask_gradients(
         if h.requires_grad and sublayers[number].units:
             h.register_hook(on_gradient)
 
-    with frozen(model), kernels(precision), watched(sublayers, on_input), differentiable(structure) as leaves:
+    with frozen(model), kernels(model, precision), watched(sublayers, on_input), differentiable(structure) as leaves:
         for done, given in enumerate(batches):
             pending: dict[int, Tensor] = {}
             batch = given.to(device_of(model))

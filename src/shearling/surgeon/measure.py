@@ -84,7 +84,7 @@ def measure(
 
     with (
         frozen(model),
-        kernels(precision),
+        kernels(model, precision),
         watched(sublayers, on_input, on_output),
         differentiable(structure) as leaves,
         _within_memory(structure, batches),

@@ -157,6 +157,14 @@ def test_half_precision(saved: Path, dtype: torch.dtype) -> None:
     assert auto(saved).half().dtype == torch.float16
 
 
+def test_an_encoder_without_a_pooler_loads(tmp_path: Path) -> None:
+    model = model_of("bert").bert
+    model.pooler = None
+    shearling.prune(model, batches_of(), flops=0.5).save(tmp_path / "bare")
+    loaded = shearling.load(tmp_path / "bare")
+    assert not loaded.pooler.dense.weight.any()
+
+
 def test_saving_again_stays_loadable(saved: Path, pruned: shearling.Pruned, tmp_path: Path) -> None:
     for number, model in enumerate((pruned.model, auto(saved), shearling.load(saved))):
         again = tmp_path / f"again{number}"

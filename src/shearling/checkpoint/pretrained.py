@@ -166,8 +166,13 @@ def named_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"No device '{name}' here: {str(error).splitlines()[0]}") from None
+        raise ModelError(f"No device '{name}' here: {_first_words(error)}") from None
     return device
+
+
+def _first_words(error: Exception) -> str:
+    """The first sentence of what torch says: it goes on with every backend that it knows."""
+    return str(error).splitlines()[0].split(". ")[0]
 
 
 def dtype_of(name: str | None) -> torch.dtype | None:

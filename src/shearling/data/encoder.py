@@ -27,6 +27,7 @@ from shearling.errors import DataError, InputError, ModelError
 from shearling.models.pooling import GUESS, Pooling
 from shearling.models.positions import positions_of
 from shearling.sample.batch import IGNORED
+from shearling.schema.rules import shown
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -218,7 +219,9 @@ def _read_words(encoder: Encoder, rows: Rows) -> list[list[str]]:
     name, *_ = find_text_columns(rows, encoder.task, encoder.text_columns)
     for number, words in enumerate(rows.column(name), start=1):
         if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
-            raise DataError(f"row {number} of column {name!r} of {rows.source} holds {words!r}; give a list of words")
+            raise DataError(
+                f"row {number} of column {name!r} of {rows.source} holds {shown(words)}; give a list of words"
+            )
     return [list(words) for words in rows.column(name)]
 
 

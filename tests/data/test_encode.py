@@ -64,6 +64,13 @@ def test_samples_are_drawn_without_replacement(samples, batch_size, seed):
     assert sample_of(batches).fingerprint == sample_of(encoded(rows, "classification", **options)).fingerprint
 
 
+def test_the_sample_knows_of_how_many_rows_it_was_drawn():
+    rows = Rows({"text": [f"{i // 10} {i % 10}" for i in range(30)]})
+    assert sample_of(encoded(rows, "classification", samples=8, labels="ignore")).given == 30
+    assert sample_of(encoded(rows, "classification", samples=8, labels="ignore"), limit=4).given == 30
+    assert sample_of(encoded(rows, "classification", labels="ignore")).given == 30
+
+
 def test_the_seed_matters_and_the_fingerprint_shows_it():
     prints = {sample_of(encoded(SST2, "sst2", samples=2, seed=seed)).fingerprint for seed in range(8)}
     assert len(prints) > 1

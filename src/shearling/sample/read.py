@@ -119,6 +119,7 @@ def _source(data: Any, limit: int | None, seed: int, reader: _Reader) -> Iterato
         return
     if not hasattr(data, "__len__") and limit is not None:
         reader.most = STREAMED * limit
+    reader.given = getattr(data, "given", 0)  # what was drawn from rows before knows of how many
     yield from data
 
 

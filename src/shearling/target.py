@@ -28,7 +28,7 @@ class Target:
     latency: float | None = None
     table: TableLike = None
     correct: bool = True
-    batch_size: int = 1
+    batch_size: int | None = None  # that of the table, else 1
     seq_len: int | None = None
     shape: Shape = "uneven"
 
@@ -58,8 +58,9 @@ class Target:
 
     def _check_shape_of(self, table: Table) -> None:
         """A latency is of the shape its table was measured at, whatever else is asked for."""
-        batch, length = self.batch_size, table.seq_len if self.seq_len is None else self.seq_len
-        if batch not in (1, table.batch_size) or length != table.seq_len:
+        batch = table.batch_size if self.batch_size is None else self.batch_size
+        length = table.seq_len if self.seq_len is None else self.seq_len
+        if (batch, length) != (table.batch_size, table.seq_len):
             raise ConstraintError(
                 f"The latency table is of batch {table.batch_size}, length {table.seq_len}, and batch {batch}, length "
                 f"{length} is asked for; leave --batch-size and --seq-len out, or measure a table of that shape."

@@ -12,7 +12,7 @@ from transformers import BertForSequenceClassification, DistilBertConfig, Robert
 
 import shearling.data
 from shearling.data import Rows, encode
-from shearling.errors import DataError, InputError
+from shearling.errors import DataError, InputError, ModelError
 from shearling.sample.read import sample_of
 
 from .tiny import SPECIAL, VOCABULARY, bert_config, bert_tokenizer, build, gpt_config, gpt_tokenizer
@@ -83,6 +83,14 @@ def test_labels_can_be_required_optional_or_ignored():
     assert "labels" not in encoded(bare, "sst2", labels="optional")[0]
     assert "labels" in encoded(SST2, "sst2", labels="optional")[0]
     assert "labels" not in encoded(SST2, "sst2", labels="ignore")[0]
+
+
+def test_several_labels_an_example_are_left_out_or_refused():
+    rows = Rows({"text": ["good", "bad"], "labels": [[1.0, 0.0], [0.0, 1.0]]})
+    config = bert_config(problem_type="multi_label_classification")
+    assert "labels" not in encoded(rows, "classification", model_config=config, labels="optional")[0]
+    with pytest.raises(ModelError, match="several labels per example"):
+        encoded(rows, "classification", model_config=config, labels="require")
 
 
 def test_columns_by_name():

@@ -22,7 +22,7 @@ from shearling.data.retrieval import candidates, search_texts
 from shearling.data.rows import Rows
 from shearling.data.seq2seq import tokenize_pairs
 from shearling.data.squad import Windows, make_windows, read_answers, span_labels
-from shearling.data.tasks import Kind, Task, find_task
+from shearling.data.tasks import Kind, Task, find_task, several_labels
 from shearling.errors import DataError, InputError, ModelError
 from shearling.models.pooling import GUESS, Pooling
 from shearling.models.positions import positions_of
@@ -78,6 +78,10 @@ class Encoder:
         """The label column to read, if any."""
         if self.labels == "ignore":
             return None
+        if several_labels(self.config):
+            if self.labels == "optional":
+                return None
+            raise ModelError("this model gives several labels per example, and no task here reads those from rows")
         find = require_label_column if self.labels == "require" else find_label_column
         return find(rows, self.task, self.label_column)
 

@@ -82,6 +82,10 @@ def in_inference(model: Any) -> Any:
     return torch.inference_mode()
 
 
+def casting(model: Any) -> Any:
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
 def checkpointing(model: Any) -> Any:
     model.train().gradient_checkpointing_enable()
     return nullcontext()
@@ -93,7 +97,7 @@ def compiled(model: Any) -> Any:
 
 
 @methods
-@pytest.mark.parametrize("setting", [without_gradients, in_inference, checkpointing, compiled])
+@pytest.mark.parametrize("setting", [without_gradients, in_inference, casting, checkpointing, compiled])
 def test_what_the_caller_has_set_does_not_matter(method: str, setting: Callable[[Any], Any]) -> None:
     plain, model = model_of("bert"), model_of("bert")
     expected = shearling.prune(plain, batches_of(), flops=0.5, method=method).model

@@ -200,8 +200,9 @@ def test_bad_input_is_told() -> None:
     model, batches = model_of("bert"), batches_of(1)
     with pytest.raises(ConstraintError, match="not a single unit"):
         shearling.prune(model, batches, flops=1e-9)
-    with pytest.raises(InputError, match="multiple_of=0"):
-        shearling.prune(model, batches, flops=0.5, multiple_of=0)
+    for bad in ({"multiple_of": 0}, {"multiple_of": "8"}, {"batch_size": 0}, {"seq_len": 1.5}):
+        with pytest.raises(InputError, match=f"{next(iter(bad))}=.* makes no sense"):
+            shearling.prune(model, batches, flops=0.5, **bad)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="No method 'magic'"):
         shearling.prune(model, batches, flops=0.5, method="magic")
     with pytest.raises(DataError, match="empty"):

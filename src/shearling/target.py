@@ -11,7 +11,7 @@ from shearling.costs import KINDS, Limit, flops_limit, params_limit, ratio_of
 from shearling.errors import ConstraintError
 from shearling.latency.table import Table, check_fits, load_table
 from shearling.methods import Method
-from shearling.methods.ranges import Shape, checked_multiple, checked_shape
+from shearling.methods.ranges import Shape, check_batch, checked_multiple, checked_shape
 from shearling.methods.stock import check_shape
 from shearling.models.structure import Structure
 
@@ -41,6 +41,7 @@ class Target:
         """The target with its table read; complains before any work is done."""
         checked_shape(self.shape)
         checked_multiple(self.multiple_of)
+        check_batch(self.batch_size, self.seq_len)
         given = {name: getattr(self, name) for name in KINDS}
         ratios: dict[str, Any] = {n: ratio_of(n, value) for n, value in given.items() if value is not None}
         if not ratios:

@@ -196,6 +196,12 @@ def test_bad_constraints_fail_before_the_work() -> None:
             shearling.prune(model_of("bert"), batches_of(1), progress=untouched, **given_ratio)  # type: ignore[arg-type]
 
 
+def test_a_sample_of_one_is_told_in_the_singular() -> None:
+    batch = {name: values[:1] for name, values in batches_of(1)[0].items()}
+    warnings = shearling.prune(model_of("bert"), [batch], flops=0.5).report.warnings
+    assert any("has only 1 example;" in warning for warning in warnings)
+
+
 def test_bad_input_is_told() -> None:
     model, batches = model_of("bert"), batches_of(1)
     with pytest.raises(ConstraintError, match="not a single unit"):

@@ -35,6 +35,7 @@ from shearling.models.digest import weights_digest_of
 from shearling.models.positions import positions_of
 from shearling.models.shrink import Cut
 from shearling.models.structure import Structure
+from shearling.report.facts import count
 from shearling.report.record import Cost, Report
 from shearling.sample.read import accepted_by, sample_of
 from shearling.sample.sample import Sample
@@ -331,7 +332,7 @@ def measure(
     warnings = list(notes)
     if first.examples < FEW:
         warnings.append(
-            f"the sample has only {first.examples} examples; 2,048 are good, below {FEW} results vary a lot"
+            f"the sample has only {count(first.examples, 'example')}; 2,048 are good, below {FEW} results vary a lot"
         )
     states = TeacherStates.on(device) if target is None else None
     return Plan(

@@ -82,6 +82,10 @@ def in_inference(model: Any) -> Any:
     return torch.inference_mode()
 
 
+def casting(model: Any) -> Any:
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
 def checkpointing(model: Any) -> Any:
     model.train().gradient_checkpointing_enable()
     return nullcontext()
@@ -93,7 +97,7 @@ def compiled(model: Any) -> Any:
 
 
 @methods
-@pytest.mark.parametrize("setting", [without_gradients, in_inference, checkpointing, compiled])
+@pytest.mark.parametrize("setting", [without_gradients, in_inference, casting, checkpointing, compiled])
 def test_what_the_caller_has_set_does_not_matter(method: str, setting: Callable[[Any], Any]) -> None:
     plain, model = model_of("bert"), model_of("bert")
     expected = shearling.prune(plain, batches_of(), flops=0.5, method=method).model
@@ -192,12 +196,19 @@ def test_bad_constraints_fail_before_the_work() -> None:
             shearling.prune(model_of("bert"), batches_of(1), progress=untouched, **given_ratio)  # type: ignore[arg-type]
 
 
+def test_a_sample_of_one_is_told_in_the_singular() -> None:
+    batch = {name: values[:1] for name, values in batches_of(1)[0].items()}
+    warnings = shearling.prune(model_of("bert"), [batch], flops=0.5).report.warnings
+    assert any("has only 1 example;" in warning for warning in warnings)
+
+
 def test_bad_input_is_told() -> None:
     model, batches = model_of("bert"), batches_of(1)
     with pytest.raises(ConstraintError, match="not a single unit"):
         shearling.prune(model, batches, flops=1e-9)
-    with pytest.raises(InputError, match="multiple_of=0"):
-        shearling.prune(model, batches, flops=0.5, multiple_of=0)
+    for bad in ({"multiple_of": 0}, {"multiple_of": "8"}, {"batch_size": 0}, {"seq_len": 1.5}):
+        with pytest.raises(InputError, match=f"{next(iter(bad))}=.* makes no sense"):
+            shearling.prune(model, batches, flops=0.5, **bad)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="No method 'magic'"):
         shearling.prune(model, batches, flops=0.5, method="magic")
     with pytest.raises(DataError, match="empty"):

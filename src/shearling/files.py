@@ -112,6 +112,7 @@ def whole_directory(target: Path, *, force: bool = False, keep: Iterable[Any] = 
         yield folder
         _flush([*folder.rglob("*"), folder])
         folder.chmod(0o755)
+        check_writable(target, force=force, keep=keep)  # another run may have written there meanwhile
         with signals_held():
             put_in_place(folder, target)
 

@@ -35,6 +35,7 @@ from shearling.models.digest import weights_digest_of
 from shearling.models.positions import positions_of
 from shearling.models.shrink import Cut
 from shearling.models.structure import Structure
+from shearling.report.facts import count
 from shearling.report.record import Cost, Report
 from shearling.sample.read import accepted_by, sample_of
 from shearling.sample.sample import Sample
@@ -72,7 +73,7 @@ class Plan:
         params: float | None = None,
         latency: float | None = None,
         table: TableLike = None,
-        batch_size: int = 1,
+        batch_size: int | None = None,
         seq_len: int | None = None,
         correct: bool = True,
         multiple_of: int | None = None,
@@ -81,7 +82,7 @@ class Plan:
         """A smaller copy of the model within every constraint given.
 
         latency, table       of the whole forward pass, by a latency table; without one, the model is profiled first,
-        batch_size, seq_len  at this shape (the sample's mean length by default)
+        batch_size, seq_len  at this shape (one example of the sample's mean length by default)
         correct              where the model turns out slower than the table says, correct the table and choose again
         multiple_of          round filter counts; by default to what the method asks for (surgeon: 8 in wide FFNs)
         shape                uneven, or stock: one width, one number of heads, maybe fewer layers; loads anywhere
@@ -104,7 +105,7 @@ class Plan:
             length = self.sample.mean_length if target.seq_len is None else target.seq_len
             met = meet(
                 target.latency,
-                target.times or table_for(dense, target.batch_size, length, stages),
+                target.times or table_for(dense, target.batch_size or 1, length, stages),
                 dense,
                 lambda more: self._cut([*limits, *more], step, target.shape, stages),
                 correct=target.correct,
@@ -332,7 +333,7 @@ def measure(
     warnings = list(notes)
     if first.examples < FEW:
         warnings.append(
-            f"the sample has only {first.examples} examples; 2,048 are good, below {FEW} results vary a lot"
+            f"the sample has only {count(first.examples, 'example')}; 2,048 are good, below {FEW} results vary a lot"
         )
     states = TeacherStates.on(device) if target is None else None
     return Plan(

@@ -11,7 +11,7 @@ from shearling.costs import KINDS, Limit, flops_limit, params_limit, ratio_of
 from shearling.errors import ConstraintError
 from shearling.latency.table import Table, check_fits, load_table
 from shearling.methods import Method
-from shearling.methods.ranges import Shape, checked_multiple, checked_shape
+from shearling.methods.ranges import Shape, check_batch, checked_multiple, checked_shape
 from shearling.methods.stock import check_shape
 from shearling.models.structure import Structure
 
@@ -28,7 +28,7 @@ class Target:
     latency: float | None = None
     table: TableLike = None
     correct: bool = True
-    batch_size: int = 1
+    batch_size: int | None = None  # that of the table, else 1
     seq_len: int | None = None
     shape: Shape = "uneven"
 
@@ -41,6 +41,7 @@ class Target:
         """The target with its table read; complains before any work is done."""
         checked_shape(self.shape)
         checked_multiple(self.multiple_of)
+        check_batch(self.batch_size, self.seq_len)
         given = {name: getattr(self, name) for name in KINDS}
         ratios: dict[str, Any] = {n: ratio_of(n, value) for n, value in given.items() if value is not None}
         if not ratios:
@@ -58,8 +59,9 @@ class Target:
 
     def _check_shape_of(self, table: Table) -> None:
         """A latency is of the shape its table was measured at, whatever else is asked for."""
-        batch, length = self.batch_size, table.seq_len if self.seq_len is None else self.seq_len
-        if batch not in (1, table.batch_size) or length != table.seq_len:
+        batch = table.batch_size if self.batch_size is None else self.batch_size
+        length = table.seq_len if self.seq_len is None else self.seq_len
+        if (batch, length) != (table.batch_size, table.seq_len):
             raise ConstraintError(
                 f"The latency table is of batch {table.batch_size}, length {table.seq_len}, and batch {batch}, length "
                 f"{length} is asked for; leave --batch-size and --seq-len out, or measure a table of that shape."

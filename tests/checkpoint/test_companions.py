@@ -11,6 +11,7 @@ import transformers
 
 import shearling
 from data.tiny import bert_tokenizer
+from families import tiny_batches, tiny_model
 from folders import batches
 from shearling.errors import OutputError
 from tiny import model_of
@@ -49,6 +50,12 @@ def test_no_tokenizer_is_told_loudly(small: shearling.Pruned, tmp_path: Path, ca
     small.save(tmp_path / "given", source=bert_tokenizer())
     assert caplog.text == ""
     assert told(tmp_path / "given")
+
+
+def test_a_model_of_images_lacks_a_processor(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shearling.prune(tiny_model("vit"), tiny_batches("vit"), flops=0.5).save(tmp_path / "out")
+    assert "No processor was found" in caplog.text
+    assert "tokenizer" not in caplog.text
 
 
 def test_a_hub_id_is_resolved_through_the_cache_or_refused(

@@ -118,6 +118,23 @@ def test_what_is_there_is_replaced_only_with_force(pruned: shearling.Pruned, tmp
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+def test_what_another_run_wrote_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+
+    def write(force: bool = False) -> None:
+        with whole_directory(target, force=force) as folder:
+            (folder / "shearling.json").write_text("mine")
+            with whole_directory(target, force=True) as other:
+                (other / "shearling.json").write_text("theirs")
+
+    with pytest.raises(OutputError, match="not empty"):
+        write()
+    assert (target / "shearling.json").read_text() == "theirs"
+    write(force=True)
+    assert (target / "shearling.json").read_text() == "mine"
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
 def test_a_link_to_a_folder_stays_a_link(pruned: shearling.Pruned, tmp_path: Path) -> None:
     (tmp_path / "elsewhere" / "real").mkdir(parents=True)
     link = tmp_path / "link"
@@ -155,6 +172,14 @@ def test_half_precision(saved: Path, dtype: torch.dtype) -> None:
     halved = auto(saved).to(dtype)
     assert torch.equal(logits(loaded), logits(halved))
     assert auto(saved).half().dtype == torch.float16
+
+
+def test_an_encoder_without_a_pooler_loads(tmp_path: Path) -> None:
+    model = model_of("bert").bert
+    model.pooler = None
+    shearling.prune(model, batches_of(), flops=0.5).save(tmp_path / "bare")
+    loaded = shearling.load(tmp_path / "bare")
+    assert not loaded.pooler.dense.weight.any()
 
 
 def test_saving_again_stays_loadable(saved: Path, pruned: shearling.Pruned, tmp_path: Path) -> None:

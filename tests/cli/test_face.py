@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,11 @@ def test_old_names_work_with_a_warning(place: Path, tmp_path: Path, capsys: pyte
     said = capsys.readouterr()
     assert "--budget is now called --seconds" in " ".join(said.err.split())
     assert "whole forward pass" in said.out
+
+
+def test_what_torchao_says_of_its_kernels_is_not_shown() -> None:
+    assert run(["architectures", "--json"]) == 0
+    assert not logging.getLogger("torchao").isEnabledFor(logging.WARNING)
 
 
 @pytest.mark.parametrize("given", ["0", "-3", "many", "1.5"])

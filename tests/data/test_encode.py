@@ -12,7 +12,7 @@ from transformers import BertForSequenceClassification, DistilBertConfig, Robert
 
 import shearling.data
 from shearling.data import Rows, encode
-from shearling.errors import DataError, InputError
+from shearling.errors import DataError, InputError, ModelError
 from shearling.sample.read import sample_of
 
 from .tiny import SPECIAL, VOCABULARY, bert_config, bert_tokenizer, build, gpt_config, gpt_tokenizer
@@ -64,6 +64,13 @@ def test_samples_are_drawn_without_replacement(samples, batch_size, seed):
     assert sample_of(batches).fingerprint == sample_of(encoded(rows, "classification", **options)).fingerprint
 
 
+def test_the_sample_knows_of_how_many_rows_it_was_drawn():
+    rows = Rows({"text": [f"{i // 10} {i % 10}" for i in range(30)]})
+    assert sample_of(encoded(rows, "classification", samples=8, labels="ignore")).given == 30
+    assert sample_of(encoded(rows, "classification", samples=8, labels="ignore"), limit=4).given == 30
+    assert sample_of(encoded(rows, "classification", labels="ignore")).given == 30
+
+
 def test_the_seed_matters_and_the_fingerprint_shows_it():
     prints = {sample_of(encoded(SST2, "sst2", samples=2, seed=seed)).fingerprint for seed in range(8)}
     assert len(prints) > 1
@@ -76,6 +83,14 @@ def test_labels_can_be_required_optional_or_ignored():
     assert "labels" not in encoded(bare, "sst2", labels="optional")[0]
     assert "labels" in encoded(SST2, "sst2", labels="optional")[0]
     assert "labels" not in encoded(SST2, "sst2", labels="ignore")[0]
+
+
+def test_several_labels_an_example_are_left_out_or_refused():
+    rows = Rows({"text": ["good", "bad"], "labels": [[1.0, 0.0], [0.0, 1.0]]})
+    config = bert_config(problem_type="multi_label_classification")
+    assert "labels" not in encoded(rows, "classification", model_config=config, labels="optional")[0]
+    with pytest.raises(ModelError, match="several labels per example"):
+        encoded(rows, "classification", model_config=config, labels="require")
 
 
 def test_columns_by_name():

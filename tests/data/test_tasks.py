@@ -11,7 +11,14 @@ from transformers import (
 )
 
 from shearling.data import TASKS, Rows, find_task, infer_task
-from shearling.data.columns import find_label_column, find_text_columns, read_classes, read_scores, read_tags
+from shearling.data.columns import (
+    find_label_column,
+    find_text_columns,
+    read_classes,
+    read_scores,
+    read_tags,
+    read_texts,
+)
 from shearling.data.tasks import METRICS, check_head
 from shearling.errors import DataError, InputError, ModelError
 
@@ -137,6 +144,8 @@ def test_label_columns():
         ("classification", {"A": 0, "B": 1}, ["b", "A"], [1, 0]),
         ("classification", {"a": 0, "A": 1}, ["A", "a"], [1, 0]),
         ("classification", {"A": 0, "B": 1}, ["1", "0"], [1, 0]),  # csv
+        ("classification", {"A": 0, "B": 1}, ["1.0", "0.0"], [1, 0]),  # csv of pandas, where a label is missing
+        ("classification", {"1.0": 0, "2.0": 1}, ["1.0", "2.0"], [0, 1]),  # the model's own names
         ("classification", {"A": 0, "B": 1}, [True, 0.0], [1, 0]),
         ("qnli", {"LABEL_0": 0, "LABEL_1": 1}, ["not_entailment", "entailment"], [1, 0]),
         ("mnli", MNLI, ["entailment", "contradiction"], [2, 0]),
@@ -160,12 +169,21 @@ def test_class_labels(task, model, labels, expected):
         ([0, 0.5], "holds 0.5; class labels are whole numbers"),
         ([0, "A"], "mixes 1 strings with 1 other"),
         (["A", "C"], r"label 'C', the known labels are \['A', 'B'\]"),
-        (["A", ""], "label ''"),
+        (["A", ""], "row 2 of column 'label' of .* is empty"),
+        (["1", ""], "row 2 of column 'label' of .* is empty"),
     ],
 )
 def test_bad_class_labels(labels, message):
     with pytest.raises(DataError, match=message):
         read_classes(Rows({"label": labels}), "label", TASKS["classification"], config(A=0, B=1))
+
+
+def test_a_long_value_is_cut_short_in_the_message():
+    rows = Rows({"text": [dict.fromkeys(map(str, range(9999)), "a text")]})
+    for read in (read_texts, read_scores):
+        with pytest.raises(DataError, match=r"row 1 .*\.\.\.;") as caught:
+            read(rows, "text")
+        assert len(str(caught.value)) < 200
 
 
 def test_scores():

@@ -86,6 +86,11 @@ def test_what_is_not_supported_says_why_and_names_the_nearest(name: str) -> None
     assert UNSUPPORTED[name].kind in message
 
 
+@pytest.mark.parametrize("name", ["umt5", "longt5"])
+def test_the_nearest_of_a_variant_of_t5_is_t5(name: str) -> None:
+    assert "supported is 't5' (encoder-decoder)" in refusal_of(transformers.AutoConfig.for_model(name))
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "nearest"),
     [

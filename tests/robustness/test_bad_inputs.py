@@ -175,6 +175,9 @@ CONSTRAINTS: dict[str, Case] = {
     "another shape than the table's": (
         lambda p: p.command("--latency", 0.8, "--table", p.table(), "--seq-len", 3), "measure a table of that shape"
     ),
+    "another batch size than the table's": (
+        lambda p: p.command("--latency", 0.8, "--table", p.table(), "--batch-size", 1), "measure a table of that shape"
+    ),
     "a latency less than what is fixed": (
         lambda p: p.command("--latency", 0.01, "--table", p.table()), "ask for at least"
     ),

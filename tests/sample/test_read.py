@@ -191,6 +191,10 @@ def test_bad_samples_are_told() -> None:
         sample_of([])
     with pytest.raises(DataError, match="iterable of batches"):
         sample_of(3)
+    with pytest.raises(DataError, match=r"Batch 0 of the sample is a str; .*list\(texts\)"):  # a Series, or a DataFrame
+        sample_of(iter(["a text"]))
+    with pytest.raises(DataError, match="a DataLoader"):
+        sample_of(torch.utils.data.TensorDataset(torch.zeros(2, 3)))
     with pytest.raises(DataError, match="Batch 1 of the sample is a list"):
         sample_of([batches_of(1)[0], [1, 2]])
     with pytest.raises(DataError, match="do not agree"):

@@ -9,11 +9,16 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertForSequenceClassification,
+    GPT2ForSequenceClassification,
+)
 
 import shearling
 from bench import write_model, write_rows
-from data.tiny import bert_config, bert_tokenizer, build
+from data.tiny import bert_config, bert_tokenizer, build, gpt_config
 from warm import python
 
 
@@ -99,6 +104,28 @@ def test_a_model_without_an_origin_needs_a_tokenizer(texts: list[str]) -> None:
         shearling.prune(model, texts, flops=0.5, progress=False)
     pruned = shearling.prune(model, texts, tokenizer=bert_tokenizer(), flops=0.5, progress=False)
     assert pruned.report.flops.ratio <= 0.5 + 1e-9
+
+
+def test_a_tokenizer_by_name_is_told(place: Path, texts: list[str]) -> None:
+    with pytest.raises(shearling.InputError, match="is a name; give the tokenizer itself"):
+        shearling.prune(dense(place), texts, tokenizer=place / "model", flops=0.5, progress=False)
+
+
+def test_several_data_sets_at_once_are_told(place: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    both = datasets.DatasetDict({name: datasets.Dataset.from_dict({"text": ["good"]}) for name in ("train", "test")})
+    with pytest.raises(shearling.DataError, match="give one of them: train, test"):
+        shearling.prune(dense(place), both, flops=0.5, progress=False)
+
+
+def test_a_head_without_a_padding_token_takes_texts_one_by_one(texts: list[str]) -> None:
+    model = build(GPT2ForSequenceClassification, gpt_config(num_labels=2))
+    rows = [{"text": text, "label": n % 2} for n, text in enumerate(texts[:40])]
+    pruned = shearling.prune(
+        model, texts[:40], tokenizer=bert_tokenizer(), flops=0.5, eval=rows, timing=False, progress=False
+    )
+    assert pruned.report.evaluation is not None
+    assert pruned.report.evaluation["examples"] == 40
 
 
 def test_what_is_no_model_is_told(texts: list[str]) -> None:

@@ -53,11 +53,17 @@ def write_companions(source: Any, model: PreTrainedModel, folder: Path) -> bool:
         source.save_pretrained(folder)  # a tokenizer or processor
     found = any(True for pattern in READERS for _ in folder.glob(pattern))
     if not found:
+        reader, lost = ("tokenizer", "not know a single word") if reads_text(model) else ("processor", "take no input")
         logger.warning(
-            "No tokenizer was found, so the pruned model is saved without one, and a pipeline made from it would not "
-            "know a single word. Give it: save(..., source=tokenizer), or the directory where it lies."
+            f"No {reader} was found, so the pruned model is saved without one, and a pipeline made from it would "
+            f"{lost}. Give it: save(..., source={reader}), or the directory where it lies."
         )
     return found
+
+
+def reads_text(model: PreTrainedModel) -> bool:
+    """Whether the model starts from tokens, not from images or sound."""
+    return model.main_input_name in ("input_ids", "inputs_embeds")
 
 
 def found_locally(name: str | os.PathLike[str], *, fetch: bool = False) -> Path | None:

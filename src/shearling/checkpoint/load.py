@@ -23,7 +23,7 @@ def load(directory: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
     kwargs |= {"output_loading_info": True, "use_safetensors": True}  # the other format is a pickle: never
     try:
         model, info = _model_class(config, folder, kwargs.get("trust_remote_code")).from_pretrained(folder, **kwargs)
-        check_weights(model, info["missing_keys"], record, folder)
+        check_weights(model, without_pooler(model, info["missing_keys"]), record, folder)
     except CheckpointError:
         raise
     except Exception as error:  # transformers may fail anywhere on a file that was changed
@@ -42,6 +42,19 @@ def check_files(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         schema.PRUNED_CONFIG.check(config, path)
         check_shapes(config["shearling"]["edits"]["linear"], folder)
     return record, config
+
+
+def without_pooler(model: PreTrainedModel, missing: set[str]) -> set[str]:
+    """The weights that are missing beside the pooler of a bare encoder, which does not use the one it lacks.
+
+    It is zeros then, not transformers' random numbers.
+    """
+    if model.base_model is not model:
+        return missing
+    for name, weight in model.named_parameters():
+        if name.startswith("pooler.") and name in missing:
+            weight.data.zero_()
+    return {name for name in missing if not name.startswith("pooler.")}
 
 
 def check_weights(model: PreTrainedModel, missing: set[str], record: dict[str, Any], folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shearling import schema
-from shearling.checkpoint.load import check_files, check_index, check_weights, class_named, own_class
+from shearling.checkpoint.load import check_files, check_index, check_weights, class_named, own_class, without_pooler
 from shearling.checkpoint.sentence import attach_pooling, is_embedder, transformer_in
 from shearling.engine.precision import DTYPES
 from shearling.engine.silence import quiet_transformers
@@ -58,11 +58,7 @@ def load_model(
             use_safetensors=True,  # the other format is a pickle, which may run anything
         )
     bare = model.base_model is model
-    if bare:  # an encoder saved without its pooler does not use it: zeros there, not transformers' random numbers
-        for key, weight in model.named_parameters():
-            if key.startswith("pooler.") and key in info["missing_keys"]:
-                weight.data.zero_()
-    untrained = sorted(key for key in info["missing_keys"] if not (bare and key.startswith("pooler.")))
+    untrained = sorted(without_pooler(model, info["missing_keys"]))
     if untrained:
         more = f" and {len(untrained) - 3} more" if len(untrained) > 3 else ""
         raise ModelError(
@@ -170,8 +166,13 @@ def named_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ModelError(f"No device '{name}' here: {str(error).splitlines()[0]}") from None
+        raise ModelError(f"No device '{name}' here: {_first_words(error)}") from None
     return device
+
+
+def _first_words(error: Exception) -> str:
+    """The first sentence of what torch says: it goes on with every backend that it knows."""
+    return str(error).splitlines()[0].split(". ")[0]
 
 
 def dtype_of(name: str | None) -> torch.dtype | None:

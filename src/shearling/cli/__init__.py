@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -47,6 +48,8 @@ def run(arguments: list[str]) -> int:
     if idle(arguments):
         return 0
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' bars would run through ours
+    for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):  # transformers imports them; no kernel is needed
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         from shearling.cli.app import app
 

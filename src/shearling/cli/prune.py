@@ -120,7 +120,7 @@ def prune(
     with watching(not quiet, expected) as watcher:
         pruned = prune_source(
             source,
-            Target(flops, params, multiple_of, latency, table, correct, batch_size or 1, seq_len, checked_shape(shape)),
+            Target(flops, params, multiple_of, latency, table, correct, batch_size, seq_len, checked_shape(shape)),
             chosen,
             out=None if dry_run else out,
             evaluation=evaluation,

@@ -35,12 +35,14 @@ class Tokenized:
 class Batches(list[Tensors]):
     """A list of batches that remembers which example each row of them is.
 
-    `order[i]` is the index of the example in the i-th row, counted through all batches.
+    `order[i]` is the index of the example in the i-th row, counted through all batches; `given` is how many examples
+    there were to draw them from, 0 where that is not known.
     """
 
-    def __init__(self, batches: Iterable[Tensors], order: NDArray[np.int64]) -> None:
+    def __init__(self, batches: Iterable[Tensors], order: NDArray[np.int64], given: int = 0) -> None:
         super().__init__(batches)
         self.order = order
+        self.given = given
 
 
 def cut(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,13 @@ from shearling.data.rows import Rows
 from shearling.data.tasks import Task
 from shearling.errors import DataError
 from shearling.sample.batch import IGNORED
+from shearling.schema.rules import shown
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _log = logging.getLogger(__name__)
+WHOLE = re.compile(r"-?\d+(\.0*)?")  # pandas writes the classes of a column with gaps as 0.0 and 1.0
 
 
 def find_text_columns(rows: Rows, task: Task, given: Sequence[str] | None = None) -> tuple[str, ...]:
@@ -71,7 +74,9 @@ def read_texts(rows: Rows, name: str) -> list[str]:
     values = rows.column(name)
     for number, value in enumerate(values, start=1):
         if not isinstance(value, str):
-            raise DataError(f"row {number} of column {name!r} of {rows.source} holds {value!r}; texts must be strings")
+            raise DataError(
+                f"row {number} of column {name!r} of {rows.source} holds {shown(value)}; texts must be strings"
+            )
     return list(values)
 
 
@@ -83,7 +88,10 @@ def read_scores(rows: Rows, name: str) -> NDArray[np.float32]:
 
 def read_classes(rows: Rows, name: str, task: Task, config: PretrainedConfig) -> NDArray[np.int64]:
     """The class indices of one column, as the head of the model counts them."""
-    indices = _indices(rows.column(name), name, rows, task, config)
+    values = rows.column(name)
+    if "" in values:
+        raise DataError(f"row {values.index('') + 1} of column {name!r} of {rows.source} is empty; leave such rows out")
+    indices = _indices(values, name, rows, task, config)
     _check_range(indices, name, rows, config)
     return indices
 
@@ -93,7 +101,9 @@ def read_tags(rows: Rows, name: str, task: Task, config: PretrainedConfig) -> li
     values = rows.column(name)
     for number, tags in enumerate(values, start=1):
         if not isinstance(tags, (list, tuple)):
-            raise DataError(f"row {number} of column {name!r} of {rows.source} holds {tags!r}; give one tag per word")
+            raise DataError(
+                f"row {number} of column {name!r} of {rows.source} holds {shown(tags)}; give one tag per word"
+            )
     flat = _indices([tag for tags in values for tag in tags], name, rows, task, config)
     _check_range(flat[flat != IGNORED], name, rows, config)
     ends = np.cumsum([len(tags) for tags in values])
@@ -108,13 +118,18 @@ def _indices(values: Sequence[Any], name: str, rows: Rows, task: Task, config: P
             f"column {name!r} of {rows.source} mixes {strings} strings with {len(values) - strings} other labels; "
             "use class names or integers throughout"
         )
-    if strings and not all(value.strip().lstrip("-").isdigit() for value in set(values)):
+    if strings and not _all_whole(set(values), config):
         return _named(values, name, rows, task, config)
     numbers = [_number(value, number, name, rows) for number, value in enumerate(values, start=1)]
     odd = next((number for number in numbers if not number.is_integer()), None)
     if odd is not None:
         raise DataError(f"column {name!r} of {rows.source} holds {odd}; class labels are whole numbers or names")
     return _in_order_of_model(np.array(numbers, dtype=np.int64), task, config)
+
+
+def _all_whole(values: set[str], config: PretrainedConfig) -> bool:
+    """Whether texts are indices; `1.0` may be a name of the model's own instead."""
+    return all(WHOLE.fullmatch(value.strip()) and (value not in config.label2id or value.isdigit()) for value in values)
 
 
 def _named(values: Sequence[str], name: str, rows: Rows, task: Task, config: PretrainedConfig) -> NDArray[np.int64]:
@@ -160,5 +175,7 @@ def _number(value: Any, number: int, name: str, rows: Rows) -> float:
     except (TypeError, ValueError, OverflowError):
         result = math.nan
     if not math.isfinite(result):
-        raise DataError(f"row {number} of column {name!r} of {rows.source} holds {value!r}; a label must be a number")
+        raise DataError(
+            f"row {number} of column {name!r} of {rows.source} holds {shown(value)}; a label must be a number"
+        )
     return result

@@ -41,18 +41,22 @@ def encode(
     if samples is not None and samples < 1:
         raise InputError(f"{samples} samples were asked for; ask for at least 1")
     encoder = make_encoder(tokenizer, task, model_config, max_length=max_length, **reading)
-    rng = np.random.default_rng(encoder.seed)
+    rng, given = np.random.default_rng(encoder.seed), 0
     if encoder.task.kind == "lm" and samples is not None:
         rows = rows.select(rng.permutation(len(rows)))
         examples = make_blocks(encoder, rows, samples)
     else:
-        examples = encoder.tokenize(rows.select(_draw(rng, len(rows), samples)))
+        drawn = _draw(rng, len(rows), samples)
+        examples = encoder.tokenize(rows.select(drawn))
+        given = len(rows) if len(examples) == len(drawn) else 0  # a row may give several windows
         examples = examples.select(_draw(rng, len(examples), samples))
     if samples is not None and len(examples) < samples:
         _log.info(
             "%s gives %d examples, fewer than the %d asked for; all are used", rows.source, len(examples), samples
         )
-    return encoder.batches(examples, batch_size, bucket=bucket)
+    batches = encoder.batches(examples, batch_size, bucket=bucket)
+    batches.given = given
+    return batches
 
 
 def _draw(rng: np.random.Generator, count: int, samples: int | None) -> NDArray[np.int64]:

@@ -22,11 +22,12 @@ from shearling.data.retrieval import candidates, search_texts
 from shearling.data.rows import Rows
 from shearling.data.seq2seq import tokenize_pairs
 from shearling.data.squad import Windows, make_windows, read_answers, span_labels
-from shearling.data.tasks import Kind, Task, find_task
+from shearling.data.tasks import Kind, Task, find_task, several_labels
 from shearling.errors import DataError, InputError, ModelError
 from shearling.models.pooling import GUESS, Pooling
 from shearling.models.positions import positions_of
 from shearling.sample.batch import IGNORED
+from shearling.schema.rules import shown
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedTokenizerBase
@@ -77,6 +78,10 @@ class Encoder:
         """The label column to read, if any."""
         if self.labels == "ignore":
             return None
+        if several_labels(self.config):
+            if self.labels == "optional":
+                return None
+            raise ModelError("this model gives several labels per example, and no task here reads those from rows")
         find = require_label_column if self.labels == "require" else find_label_column
         return find(rows, self.task, self.label_column)
 
@@ -218,7 +223,9 @@ def _read_words(encoder: Encoder, rows: Rows) -> list[list[str]]:
     name, *_ = find_text_columns(rows, encoder.task, encoder.text_columns)
     for number, words in enumerate(rows.column(name), start=1):
         if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
-            raise DataError(f"row {number} of column {name!r} of {rows.source} holds {words!r}; give a list of words")
+            raise DataError(
+                f"row {number} of column {name!r} of {rows.source} holds {shown(words)}; give a list of words"
+            )
     return [list(words) for words in rows.column(name)]
 
 

@@ -18,6 +18,7 @@ from shearling.data.columns import find_label_column, find_text_columns, read_sc
 from shearling.data.rows import Rows
 from shearling.data.tasks import Task
 from shearling.errors import DataError
+from shearling.schema.rules import shown
 
 _SUFFIXES = ("", ".gz", ".xz")
 _SPLITS = ("test", "dev", "validation", "val", "train")  # of the judgements; the first there is counts
@@ -149,6 +150,6 @@ def _columns(
     for name, empty in ((query, (str, type(None))), (passage, (str,))):
         for number, value in enumerate(rows.column(name), start=1):
             if not isinstance(value, empty):
-                raise DataError(f"row {number} of column {name!r} of {rows.source} holds {value!r}; give a text")
+                raise DataError(f"row {number} of column {name!r} of {rows.source} holds {shown(value)}; give a text")
     grades = [1.0] * len(rows) if label is None else read_scores(rows, label).tolist()
     return list(rows.column(query)), list(rows.column(passage)), grades

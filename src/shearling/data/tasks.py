@@ -11,7 +11,7 @@ from shearling.errors import InputError, ModelError
 from shearling.sample.read import reads_targets
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 Kind = Literal[
     "classification", "regression", "token-classification", "question-answering", "embedding", "retrieval", "rerank",
@@ -183,9 +183,14 @@ def task_of(model: PreTrainedModel, asked: Task | str | None) -> Task:
     return find_task(asked) if asked else infer_task(model)
 
 
+def several_labels(config: PretrainedConfig) -> bool:
+    """Whether an example has several labels at once, which no task here reads."""
+    return getattr(config, "problem_type", None) == "multi_label_classification"
+
+
 def check_head(model: PreTrainedModel, task: Task) -> None:
     """Refuse to score a model whose head is for another kind of task than the one asked for, or for none of them."""
-    if getattr(model.config, "problem_type", None) == "multi_label_classification":
+    if several_labels(model.config):
         raise ModelError(
             f"this {type(model).__name__} gives several labels per example, and no task here scores that; prune it "
             "without labels and without --eval"

@@ -39,11 +39,17 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """Gradients can be computed and compiled models run without their compiled code, whatever the caller has set.
+    """Gradients can be computed, nothing is cast, compiled models run without their code, whatever the caller has set.
 
     Usable as a decorator. Hooks inside compiled code are not called as often as sums over the sample need it.
     """
-    with torch.inference_mode(False), torch.enable_grad(), torch.compiler.set_stance("force_eager"):
+    with (
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+        torch.compiler.set_stance("force_eager"),
+    ):
         yield
 
 

@@ -37,9 +37,21 @@ def check_options(method: Any, ranges: Mapping[str, tuple[float, float]]) -> Non
 
 def checked_multiple(multiple_of: int | None) -> int | None:
     """A step of filter counts that makes sense, or None."""
-    if multiple_of is not None and (isinstance(multiple_of, bool) or multiple_of < 1):
-        raise InputError(f"multiple_of={multiple_of} makes no sense; 8 suits most GPUs, 1 means no rounding.")
+    if not _counts(multiple_of):
+        raise InputError(f"multiple_of={multiple_of!r} makes no sense; 8 suits most GPUs, 1 means no rounding.")
     return multiple_of
+
+
+def check_batch(batch_size: int | None, seq_len: int | None) -> None:
+    """Complain about the shape of a batch to time, unless both are whole numbers or None."""
+    for name, value in (("batch_size", batch_size), ("seq_len", seq_len)):
+        if not _counts(value):
+            raise InputError(f"{name}={value!r} makes no sense; give at least 1.")
+
+
+def _counts(value: object) -> bool:
+    """Whether this is a whole number from 1, or None."""
+    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1)
 
 
 def checked_samples(samples: object, most: int = MOST_SAMPLES) -> int:

@@ -89,7 +89,10 @@ def sample_of(data: Any, *, limit: int | None = None, accepted: Accepted | None 
     if isinstance(data, Mapping):
         data = [data]
     if not isinstance(data, Iterable):
-        raise DataError(f"The sample must be an iterable of batches (dicts of tensors); got {type(data).__name__}.")
+        raise DataError(
+            f"The sample must be an iterable of batches (dicts of tensors); got {type(data).__name__}. "
+            "A torch Dataset goes into a DataLoader."
+        )
     reader = _Reader(accepted or Accepted())
     for raw in _source(data, limit, seed, reader):
         reader.read(raw)
@@ -119,6 +122,7 @@ def _source(data: Any, limit: int | None, seed: int, reader: _Reader) -> Iterato
         return
     if not hasattr(data, "__len__") and limit is not None:
         reader.most = STREAMED * limit
+    reader.given = getattr(data, "given", 0)  # what was drawn from rows before knows of how many
     yield from data
 
 
@@ -151,7 +155,8 @@ class _Reader:
         if not isinstance(raw, Mapping):
             raise DataError(
                 f"Batch {number} of the sample is a {type(raw).__name__}; expected a dict of tensors such as "
-                "{'input_ids': ..., 'attention_mask': ...}. Texts and rows come as a list, a file name or a data set."
+                "{'input_ids': ..., 'attention_mask': ...}. Texts and rows come as a list (list(texts), "
+                "table.to_dict('records')), a file name or a data set."
             )
         tensors = self._tensors(raw, number)
         sizes = {key: len(value) for key, value in tensors.items()}

@@ -28,7 +28,7 @@ def prune(
     params: float | None = None,
     latency: float | None = None,
     table: TableLike = None,
-    batch_size: int = 1,
+    batch_size: int | None = None,
     seq_len: int | None = None,
     correct: bool = True,
     max_drop: float | None = None,
@@ -69,7 +69,8 @@ def prune(
     flops, params, latency  the constraint: keep at most this share of the layers' FLOPs, of their parameters, of the
                 model's time; several hold together
     table       a latency table that `shearling.profile` made; without one, the model is profiled first
-    batch_size, seq_len  what the latency is of (the sample's mean length by default), and what both models are timed at
+    batch_size, seq_len  what the latency is of, and what both models are timed at (one example of the sample's mean
+                length by default)
     correct     where the model turns out slower than the table says, correct the table and choose again
     max_drop    instead of a constraint: the smallest model that loses at most so many points on `eval`
     by          with max_drop: flops, params or latency

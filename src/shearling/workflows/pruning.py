@@ -83,7 +83,7 @@ def prune_source(
             both = [exam.take(m, progress=partial(watcher, stage)) for m, stage in zip(models, SCORED, strict=True)]
             pruned = with_scores(pruned, exam, *both)
     if exam is not None and timing:
-        pruned = timed(pruned, loaded.model, target.batch_size, target.seq_len)
+        pruned = timed(pruned, loaded.model, target.batch_size or 1, target.seq_len)
     if loaded.sentence is not None:
         pruned = give_back(pruned, loaded.sentence)
     if out is not None:

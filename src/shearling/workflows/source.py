@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from shearling.integrations.sentence_transformers import is_sentence_model, tran
 from shearling.methods import Method
 from shearling.methods.ranges import Samples, checked_samples
 from shearling.models.pooling import pooling_of
-from shearling.sample.read import reads_targets
+from shearling.sample.read import accepted_by, reads_targets
 from shearling.workflows.given import is_text, is_transformer, needs_reading
 from shearling.workflows.progress import quiet, step
 
@@ -148,6 +148,8 @@ def open_source(
     for data in (source.data, evaluation):
         if isinstance(data, (str, os.PathLike)):
             read_rows(data, limit=1)
+        elif isinstance(data, Mapping) and hasattr(data, "column_names"):
+            raise DataError(f"The data is several data sets; give one of them: {', '.join(data)}.")
     if methods and source.named:
         check_prunable(source.name, trust_remote_code=source.trust_remote_code)
     watcher("load", 0, 1)
@@ -175,6 +177,10 @@ def open_source(
 
 def reader_for(source: Source, model: PreTrainedModel, sentence: Any = None) -> Any:
     """The tokenizer or processor: the one given, that of a SentenceTransformer, or the one beside the model."""
+    if isinstance(source.tokenizer, (str, os.PathLike)):
+        raise InputError(
+            f"tokenizer='{source.tokenizer}' is a name; give the tokenizer itself: AutoTokenizer.from_pretrained(...)."
+        )
     if source.tokenizer is not None:
         return source.tokenizer
     if sentence is not None:
@@ -231,13 +237,18 @@ def draw(source: Source, loaded: Loaded, *methods: Method, watcher: Watcher = qu
     with step(watcher, "tokenise"):
         examples = encode(
             rows, loaded.tokenizer, loaded.task, model_config=loaded.model.config, max_length=source.max_length,
-            batch_size=source.examples_per_batch, samples=checked_samples(source.samples, most),
+            batch_size=_side_by_side(loaded, source.examples_per_batch), samples=checked_samples(source.samples, most),
             seed=source.seed, labels=labels, text_columns=source.text_columns or names,
             label_column=source.label_column, prefix=source.prefix, pooling=pooling_of(loaded.model),
             model=loaded.model,
             bucket=False,  # examples keep the order, and so the numbers, that the caller's own batches would have
         )  # fmt: skip
     return replace(loaded, rows=rows, examples=examples)
+
+
+def _side_by_side(loaded: Loaded, examples: int) -> int:
+    """How many examples share a batch: one where a head that looks for padding has no token for it."""
+    return examples if accepted_by(loaded.model).batches else 1
 
 
 def exam_of(
@@ -261,7 +272,7 @@ def exam_of(
         index = dense if source.index == "dense" else load_model(source.index, **source.loading)
     return make_exam(
         loaded.model, loaded.tokenizer, rows_of(evaluation, loaded.task, split="dev"), loaded.task,
-        batch_size=source.scored_per_batch(loaded.task), max_length=source.max_length,
+        batch_size=_side_by_side(loaded, source.scored_per_batch(loaded.task)), max_length=source.max_length,
         text_columns=source.text_columns or text_columns_of(evaluation), label_column=source.label_column,
         limit=limit, metric=source.metric, index=index, prefix=source.prefix, teacher=dense,
     )  # fmt: skip

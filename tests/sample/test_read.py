@@ -197,5 +197,5 @@ def test_bad_samples_are_told() -> None:
         sample_of([{"input_ids": torch.zeros(2, 3), "attention_mask": torch.zeros(3, 3)}])
     with pytest.raises(DataError, match="'input_ids' of batch 0"):
         sample_of([{"input_ids": ["some", "text"]}])
-    with pytest.raises(DataError, match="nothing the model can run on; the model takes"):
+    with pytest.raises(DataError, match="none of which the model can run on; the model takes"):
         sample_of([{"text": torch.zeros(2)}], accepted=accepted_by(model_of("bert")))

@@ -1,4 +1,4 @@
-"""Read a pruned model back."""
+"""Load a pruned model."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
 
 
 def load(directory: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
-    """The pruned model with the head it was saved with; keywords go to `from_pretrained`."""
+    """Load a pruned model with the head it was saved with; keywords are passed to `from_pretrained`."""
     folder = Path(directory)
     record, config = check_files(folder)
-    kwargs |= {"output_loading_info": True, "use_safetensors": True}  # the other format is a pickle: never
+    kwargs |= {"output_loading_info": True, "use_safetensors": True}  # never a pickle
     try:
         model, info = _model_class(config, folder, kwargs.get("trust_remote_code")).from_pretrained(folder, **kwargs)
         check_weights(model, info["missing_keys"], record, folder)
     except CheckpointError:
         raise
-    except Exception as error:  # transformers may fail anywhere on a file that was changed
+    except Exception as error:  # transformers may raise anything for a damaged file
         raise CheckpointError(f"{folder} does not load: {error}") from error
     loaded: PreTrainedModel = model
     return loaded
 
 
 def check_files(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The record and the configuration of a checkpoint, checked so that loading is safe."""
+    """Read and check the record and configuration of a checkpoint."""
     record = read_record(folder)
     path = folder / "config.json"
     config = upgraded(schema.CONFIG.read(path))
@@ -45,27 +45,29 @@ def check_files(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def check_weights(model: PreTrainedModel, missing: set[str], record: dict[str, Any], folder: Path) -> None:
-    """Transformers fills missing weights with random numbers."""
+    """Raise if weights are missing, which transformers fills with random numbers, or do not match the record."""
     from shearling.models.structure import structure_of
 
     if missing:
         raise CheckpointError(f"{folder} has no weights for {sorted(missing)[:3]}; the files were changed.")
     if getattr(model, "is_quantized", False):
-        return  # the quantiser has packed the weights; `check_shapes` has compared them before
-    sizes, told = structure_of(model).sizes, record["layers"]
-    if record.get("shape") == "stock":  # it may lack some of the dense model's layers
-        told = [layer for layer in told if any(layer.values())]
+        return  # packed by the quantiser; `check_shapes` has compared the shapes
+    sizes, recorded = structure_of(model).sizes, record["layers"]
+    if record.get("shape") == "stock":  # removed layers have no units in the record
+        recorded = [layer for layer in recorded if any(layer.values())]
     # Records of earlier versions do not count cross-attention.
-    if len(sizes) != len(told) or any({**now, **then} != now for now, then in zip(sizes, told, strict=True)):
-        raise CheckpointError(f"{folder / RECORD} tells of other layers than the weights have; the files were changed.")
+    if len(sizes) != len(recorded) or any({**now, **then} != now for now, then in zip(sizes, recorded, strict=True)):
+        raise CheckpointError(
+            f"The layers in {folder / RECORD} differ from those of the weights; the files were changed."
+        )
 
 
 def check_shapes(linear: dict[str, list[int]], folder: Path) -> None:
-    """The weights in the files must have the shapes that config.json gives: a quantiser would not compare them."""
+    """Check the shapes in the weight files against config.json, since quantisers do not."""
     for name, shape in _shapes_in(folder).items():
         path = name.removesuffix(".weight")
-        size = linear.get(path) or linear.get(path.partition(".")[2])  # with and without the name of the base model
-        if size is not None and path != name and sorted(shape) != sorted(size):  # Conv1D keeps [inputs, outputs]
+        size = linear.get(path) or linear.get(path.partition(".")[2])  # with and without the base model's prefix
+        if size is not None and path != name and sorted(shape) != sorted(size):  # Conv1D stores [inputs, outputs]
             raise CheckpointError(
                 f"'{name}' in {folder} has weights of shape {tuple(shape)}, but its config.json says {tuple(size)}; "
                 "the files were changed."
@@ -73,7 +75,7 @@ def check_shapes(linear: dict[str, list[int]], folder: Path) -> None:
 
 
 def _shapes_in(folder: Path) -> dict[str, list[int]]:
-    """The shape of every tensor in the weight files, from their headers. Damage is for the loader to report."""
+    """The shape of every tensor in the weight files, from their headers; damaged files are left to the loader."""
     from safetensors import SafetensorError, safe_open
 
     shapes: dict[str, list[int]] = {}
@@ -85,7 +87,7 @@ def _shapes_in(folder: Path) -> dict[str, list[int]]:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """`shearling.json`, checked."""
+    """Read and check `shearling.json`."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a directory; give the folder that `shearling prune --out` wrote.")
     if not (folder / RECORD).is_file():
@@ -98,7 +100,7 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def check_index(folder: Path) -> None:
-    """Weights in several files are listed in an index; a name in it must not lead out of the directory."""
+    """Check that the index of sharded weights names only files in the directory."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         schema.INDEX.read(index)
@@ -109,11 +111,10 @@ def _model_class(config: dict[str, Any], folder: Path, trusted: Any) -> Any:
 
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    if own := own_class(name, config.get("shearling", config).get("auto_map")):  # stock shapes have no entry of ours
+    if own := own_class(name, config.get("shearling", config).get("auto_map")):  # stock shapes have no "shearling"
         if not trusted:
             raise CheckpointError(
-                f"{folder} is a {name}, a class that comes with the model; load it with trust_remote_code=True, which "
-                "runs its code."
+                f"{folder} is a {name}, a custom class; load it with trust_remote_code=True, which runs its code."
             )
         return getattr(transformers, own)
     found = class_named(name)
@@ -123,14 +124,14 @@ def _model_class(config: dict[str, Any], folder: Path, trusted: Any) -> Any:
 
 
 def own_class(name: Any, references: Any) -> str | None:
-    """The `AutoModel...` that gives the class of this name, by an `auto_map` (`{AutoModel...: file.class}`)."""
+    """The `AutoModel...` name under which an `auto_map` (`{AutoModel...: file.class}`) has this class, or None."""
     own = references if isinstance(references, dict) else {}
     found = (auto for auto, place in own.items() if auto.startswith("AutoModel") and str(place).split(".")[-1] == name)
     return next(found, None)
 
 
 def class_named(name: Any) -> Any:
-    """The model class of transformers with this name; None where there is none."""
+    """The model class of transformers with this name, or None."""
     import transformers
 
     found = getattr(transformers, name, None) if isinstance(name, str) else None

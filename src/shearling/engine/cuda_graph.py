@@ -56,8 +56,8 @@ def recorded(step: Callable[[], object], device: torch.device) -> torch.cuda.CUD
 class Replays:
     """Named steps; each is recorded as a CUDA graph on its second call and replayed from then on.
 
-    A step reads its inputs from tensors at fixed addresses. Without a GPU, or once a step could not be recorded (because
-    it synchronises with the host), steps run eagerly.
+    A step reads its inputs from tensors at fixed addresses. Steps run eagerly without a GPU, or once one could not be
+    recorded because it synchronises with the host.
     """
 
     def __init__(self, device: torch.device, *, record: bool = True) -> None:

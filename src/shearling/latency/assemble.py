@@ -1,4 +1,4 @@
-"""From readings of whole models to seconds per sublayer."""
+"""Turn timings of whole models into seconds per sublayer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shearling.models.sublayer import Sublayer
 
 @dataclass(frozen=True)
 class Readings:
-    """All runs: of the dense model, of the one with no unit left, of that one with fewer layers, and of each count."""
+    """All timings: the dense model, the model without units, the same with fewer layers, and each shape and count."""
 
     whole: list[Reading]
     empty: list[Reading]
@@ -30,23 +30,23 @@ class Readings:
 
     @classmethod
     def none_yet(cls, shapes: Sequence[Shape]) -> Readings:
-        """Nothing read yet."""
+        """Empty lists."""
         return cls([], [], [], [[[] for _ in shape.counts] for shape in shapes])
 
     @property
     def two_sided(self) -> bool:
-        """Whether host and device were read apart."""
+        """Whether host and device were timed separately."""
         return self.whole[0].launch is not None
 
     @cached_property
     def pace(self) -> float:
-        """What the host took for its reference run, typically."""
+        """Median time of the host's reference run."""
         counted = (place for shape in self.shapes for place in shape)
         found = [r.pace for place in (self.whole, self.empty, self.short_empty, *counted) for r in place if r.pace]
         return float(np.median(found))
 
     def times(self, found: Sequence[Reading], side: str) -> Times:
-        """One side of some runs, summed up; of the host's, as if it had always been equally fast."""
+        """Statistics of one side of some runs; host times are normalised by the host's speed at that moment."""
         if side == "seconds":
             return Times.of([reading.seconds for reading in found])
         return Times.of([self.pace * cast(float, r.launch) / cast(float, r.pace) for r in found])
@@ -54,7 +54,7 @@ class Readings:
 
 @dataclass(frozen=True)
 class Timed:
-    """One side of the table, assembled: per shape the times by count and their spread, and the two anchors."""
+    """One side of the table: the two anchors, and per shape the times and their spread by count."""
 
     whole: float
     fixed: float
@@ -72,12 +72,11 @@ def assemble(
 ) -> Timed:
     """Solve for the time of each count.
 
-    structure, short   the model, and the one that stood in for it (the same, unless that took too long)
+    structure, short   the model, and the model that was timed in its place (with fewer layers if it is slow)
 
-    Going from one count to the next makes some number of sublayers larger; the difference of the two runs, divided by
-    that number, is what one of them took more. Then all is scaled so that dense and empty model come out exactly.
-    The host launches the same work for any count but 0: its times differ by noise alone, and their median stands for
-    all of them.
+    From one count to the next, some number of sublayers grows; the difference of the two runs divided by that number is
+    the extra time of one of them. The result is scaled to reproduce the dense and the empty model exactly. The host
+    launches the same work for every count but 0: its times differ only by noise, so their median is used.
     """
     summed_up = partial(readings.times, side=side)
     whole, empty = summed_up(readings.whole).median, summed_up(readings.empty).median
@@ -109,7 +108,7 @@ def _sum_over(
     times: Sequence[NDArray[np.float64]],
     count: Callable[[Sublayer], int],
 ) -> float:
-    """What all sublayers take with so many units each."""
+    """Total time of all sublayers with `count` units each."""
     by_shape = {shape.key: dict(zip(shape.counts, t, strict=True)) for shape, t in zip(shapes, times, strict=True)}
     pairs = zip(structure.sublayers, shapes_in(structure), strict=True)
     return float(sum(by_shape[key][count(s)] for s, key in pairs if s.units))

@@ -1,4 +1,4 @@
-"""Meet a latency: choose by the table, time what came of it, and where the table was wrong, choose again."""
+"""Meet a latency: choose by the table, time the pruned model, and choose again if the table was wrong."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from shearling.models.structure import Structure
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-TOLERANCE = 0.05  # of the ratio asked for
+TOLERANCE = 0.05  # relative to the ratio asked for
 CORRECTIONS = 2
 
-Made = tuple[Choice, Structure]  # what stays, and the student
+Made = tuple[Choice, Structure]  # the choice, and the student
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Met:
 
 
 def latency_limits(structure: Structure, table: Table, ratio: float, *, overhead: float = 0.0) -> list[Limit]:
-    """What the units of the model may take together, so that the forward pass takes `ratio` of the dense one.
+    """Limits on the time of the units, such that the forward pass takes `ratio` of the dense one.
 
-    overhead  seconds that the table turned out to miss
+    overhead  seconds by which the table was found to underestimate
     """
     sides = [_side(structure, table, ratio, side, fixed + overhead) for side, fixed in table.sides.items()]
     binding = [side for side in sides if side.spent([len(t) - 1 for t in side.tables]) > side.budget]
@@ -57,9 +57,9 @@ def latency_limits(structure: Structure, table: Table, ratio: float, *, overhead
 
 def _side(structure: Structure, table: Table, ratio: float, side: str, fixed: float) -> Limit:
     curves = tuple(table.curves(structure, side))
-    pictures = {entry.shape: fit(entry.curve(side)) for entry in table.sublayers}  # as Alg. 2 wants it
+    fits = {entry.shape: fit(entry.curve(side)) for entry in table.sublayers}  # for Alg. 2
     found = zip(structure.sublayers, shapes_in(structure), strict=True)
-    pieces = tuple(pictures[shape] if s.units else Piecewise(0.0) for s, shape in found)
+    pieces = tuple(fits[shape] if s.units else Piecewise(0.0) for s, shape in found)
     limit = Limit("latency", ratio, curves, fixed, whole=table.dense, pieces=pieces)
     least = sum(float(curve[s.floor :].min()) for curve, s in zip(curves, structure.sublayers, strict=True))
     if limit.budget < least:
@@ -83,10 +83,10 @@ def meet(
     correct: bool = True,
     stages: Stages,
 ) -> Met:
-    """The cut whose forward pass takes at most `ratio` of the teacher's, as predicted and as timed.
+    """Find a cut whose forward pass takes at most `ratio` of the teacher's, as predicted and as timed.
 
-    cut      chooses and shrinks, under the limits it is given
-    correct  on a miss of more than 5%, add what the table missed to its overhead and cut again, twice at most
+    cut      chooses and shrinks under given limits
+    correct  on a miss of more than 5%, add the error of the table to its overhead and cut again, at most twice
     """
     here = device_name(device_of(teacher.model))
     at_home = here == table.device
@@ -132,14 +132,14 @@ def meet(
 
 
 def table_for(structure: Structure, batch_size: int, length: float | None, stages: Stages) -> Table:
-    """A table that is measured now, by one process."""
+    """Measure a table, on one process."""
     seq_len = max(round(length), 1) if length is not None else 128
     with stages("profile") as progress:
         return on_first(lambda: profile(structure.model, batch_size=batch_size, seq_len=seq_len, progress=progress))
 
 
 def measure_ratio(dense: PreTrainedModel, pruned: PreTrainedModel, table: Table, *, at_home: bool = True) -> float:
-    """Time of the pruned over the dense model, run in turns at the table's shape and as the table's models were."""
+    """Time of the pruned over the dense model, run alternately under the conditions of the table."""
     dtype = DTYPES[table.dtype] if at_home else dense.dtype
     threads = table.threads if at_home and table.device_type == "cpu" else None
     runtime = table.runtime if at_home else "eager"
@@ -151,5 +151,5 @@ def measure_ratio(dense: PreTrainedModel, pruned: PreTrainedModel, table: Table,
             full, less = in_turns([runner(model, example, runtime) for model in models], device_of(models[0]))
         return less.median / full.median
 
-    # Processes that timed at once would disturb each other, and they must choose alike.
+    # On one process: concurrent timings would disturb each other, and all processes must choose the same.
     return on_first(ratio)

@@ -1,12 +1,11 @@
-"""Time the user's own model with fewer and fewer units.
+"""Time the user's own model with varying numbers of units.
 
-For each shape of sublayer and each count k, the model itself is run with k units in every sublayer of that shape and
-none in any other; what that takes beyond the model with no unit at all, divided by the number of those sublayers, is
-the time of k units. Whole models are run, not single sublayers, because that predicts the time of whole models: caches
-and a GPU's queue then behave as in real use. Where a run of all layers would take too long, a model with only the
-first few layers is run instead.
+For each shape of sublayer and each count k, the model is run with k units in every sublayer of that shape and none in
+the others; the difference to the model without any units, divided by the number of those sublayers, is the time of k
+units. Whole models are run instead of single sublayers, so that caches and a GPU's queue behave as in real use. If a
+run of all layers takes too long, a model with only the first few layers is run instead.
 
-The table is then anchored at both ends, by the dense model and by the one with no unit left, both in full depth.
+The table is then scaled to the times of the dense and of the empty model, both at full depth.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ from shearling.models.structure import Structure, structure_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-BUDGET = 60.0  # seconds, about
+BUDGET = 60.0  # approximate seconds
 FEWEST, GOAL, MOST = 3, 5, 15  # rounds
-VISIT = 0.02  # seconds of timed runs a visit, where runs are short
-LEAST_RUNS, MOST_RUNS = 2, 5  # a visit
-ANCHOR_EVERY = 16  # visits; the two ends matter most
+VISIT = 0.02  # seconds of timed runs per visit, where runs are short
+LEAST_RUNS, MOST_RUNS = 2, 5  # per visit
+ANCHOR_EVERY = 16  # visits between timings of the dense and empty models, which matter most
 
 
 def profile(
@@ -54,12 +53,12 @@ def profile(
     inputs: dict[str, Tensor] | None = None,
     progress: Progress = silent,
 ) -> Table:
-    """The latency table of a model, on the device and in the dtype it is in.
+    """Measure the latency table of a model, on its device and in its dtype.
 
-    threads  of the CPU; as many as torch uses unless given
-    runtime  "eager", or "graphs": each model is recorded as a CUDA graph and replayed, so no launch is waited for
-    budget   seconds to spend, about; fewer layers and rounds are timed when it is short
-    inputs   your own, where the model takes something unusual; the table then has their batch size and length
+    threads  CPU threads; default: torch's setting
+    runtime  "eager", or "graphs": models are recorded as CUDA graphs and replayed, without launch overhead
+    budget   approximate seconds to spend; a short budget times fewer layers and rounds
+    inputs   your own inputs, for unusual models; their batch size and length are used
     """
     if not budget > 0 or (threads is not None and threads < 1):
         raise InputError(f"A budget of {budget} seconds and {threads} threads: both must be positive.")
@@ -102,16 +101,19 @@ def profile(
 
 @dataclass
 class _Bench:
-    """Runs models on the example, and times them."""
+    """Times models on the example.
+
+    reference  a fixed run whose time shows the current speed of the host
+    """
 
     example: dict[str, Tensor]
     device: torch.device
     runtime: str
-    reference: Run | None = None  # always the same run: its time shows the current speed of the host
+    reference: Run | None = None
 
     @property
     def two_sided(self) -> bool:
-        """Whether the host launches the work while the device does it."""
+        """Whether host and device work concurrently and are timed separately."""
         return self.device.type == "cuda" and self.runtime == "eager"
 
     def once(self, model: PreTrainedModel) -> float:
@@ -121,7 +123,7 @@ class _Bench:
         return wall(run, self.device)
 
     def visit(self, model: PreTrainedModel) -> Reading:
-        """A warm-up, then some runs, of which the fastest counts: what disturbs a run only ever makes it slower."""
+        """A warm-up, then the fastest of some runs: disturbances only make runs slower."""
         model.eval()
         run = runner(model, self.example, self.runtime)
         wall(run, self.device)
@@ -140,9 +142,9 @@ class _Bench:
 
 
 def _depth(structure: Structure, shapes: Sequence[Shape], whole: float, budget: float) -> int:
-    """How many layers of each stack to run, so that enough rounds fit into the budget; 0 for all of them.
+    """Number of layers per stack to run so that enough rounds fit into the budget; 0 for all.
 
-    A visit runs a model with about a quarter of the units three times, the warm-up included.
+    Assumes that a visit runs a model with about a quarter of the units three times, warm-up included.
     """
     layers = max(len(stack.layers) for stack in structure.stacks)
     if not same_in_every_layer(structure):
@@ -161,7 +163,7 @@ def _rounds(
     budget: float,
     progress: Progress,
 ) -> tuple[Readings, int]:
-    """Visit every model once a round, in an order that turns around, until the budget is spent."""
+    """Visit every model once per round, alternating the direction, until the budget is spent."""
     readings = Readings.none_yet(shapes)
     start, rounds = time.perf_counter(), 0
     while rounds < MOST:
@@ -183,7 +185,7 @@ def _rounds(
 def _visits(
     structure: Structure, short: Structure, shapes: Sequence[Shape], readings: Readings
 ) -> Iterator[tuple[Callable[[], PreTrainedModel], list[Reading]]]:
-    """What to build and where its readings go; the dense and the empty model again and again among the others."""
+    """(how to build the model, list for its readings); the dense and empty models are repeated among the others."""
     anchors: list[tuple[Callable[[], PreTrainedModel], list[Reading]]] = [
         (lambda: structure.model, readings.whole),
         (partial(with_units, structure, None, 0), readings.empty),

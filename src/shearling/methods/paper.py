@@ -198,7 +198,7 @@ class Paper(Method):
         if after < before:
             sublayer.write(weight, sublayer.bias)
             return Repaired(sublayer.name, before, after, True)
-        return Repaired(sublayer.name, before, before, False, "the tuning did not help on the held-out examples")
+        return Repaired(sublayer.name, before, before, False, "the tuning did not carry over to the held-out examples")
 
     def concerns(self, repairs: Sequence[Repaired]) -> list[str]:
         """Warns if tuning ended before the last sublayer."""

@@ -38,7 +38,7 @@ def check_options(method: Any, ranges: Mapping[str, tuple[float, float]]) -> Non
 def checked_multiple(multiple_of: int | None) -> int | None:
     """Check a step of filter counts; None is allowed."""
     if multiple_of is not None and (isinstance(multiple_of, bool) or multiple_of < 1):
-        raise InputError(f"multiple_of={multiple_of} is not valid; 8 suits most GPUs, 1 means no rounding.")
+        raise InputError(f"multiple_of={multiple_of} makes no sense; 8 suits most GPUs, 1 means no rounding.")
     return multiple_of
 
 
@@ -47,7 +47,7 @@ def checked_samples(samples: object, most: int = MOST_SAMPLES) -> int:
     if samples == "auto":
         return most
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise InputError(f'samples={samples!r} is not valid; give a number of examples, or "auto".')
+        raise InputError(f'samples={samples!r} makes no sense; give a number of examples, or "auto".')
     return samples
 
 

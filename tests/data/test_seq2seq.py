@@ -143,7 +143,7 @@ def test_scores_are_those_of_brute_force(model: Any) -> None:
     assert result.extra["tokens"] == tokens
     own = evaluate(model, tokenizer, rows, metric="agreement", teacher=model)
     assert own.value == 100
-    with pytest.raises(DataError, match="which that is"):
+    with pytest.raises(DataError, match="which is not known"):
         evaluate(model, tokenizer, rows, metric="agreement")
 
 

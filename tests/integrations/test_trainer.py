@@ -162,5 +162,5 @@ def test_keys_that_the_forward_does_not_name_are_dropped() -> None:
     (kept,) = sample_of([batch], accepted=accepted).cut(100)
     assert kept.inputs.keys() == {"input_ids"}
     assert kept.labels.keys() == {"labels"}
-    with pytest.raises(DataError, match="none of which the model can run on"):
+    with pytest.raises(DataError, match="nothing the model can run on"):
         sample_of([{"text": ["a", "b"], "labels": [0, 1]}], accepted=accepted)

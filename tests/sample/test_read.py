@@ -114,7 +114,7 @@ def test_what_cannot_be_taken_apart_stays_as_it_came() -> None:
     sample = sample_of(batches)
     assert [len(b) for b in sample.cut(1000)] == [4, 4]
     assert [len(b) for b in sample.cut(24)] == [2, 2, 2, 2]  # cut between examples, never padded
-    assert any("as they came" in note for note in sample.notes)
+    assert any("kept as given" in note for note in sample.notes)
 
 
 def test_flags_about_the_call_are_left_out() -> None:
@@ -197,5 +197,5 @@ def test_bad_samples_are_told() -> None:
         sample_of([{"input_ids": torch.zeros(2, 3), "attention_mask": torch.zeros(3, 3)}])
     with pytest.raises(DataError, match="'input_ids' of batch 0"):
         sample_of([{"input_ids": ["some", "text"]}])
-    with pytest.raises(DataError, match="none of which the model can run on; the model takes"):
+    with pytest.raises(DataError, match="nothing the model can run on; the model takes"):
         sample_of([{"text": torch.zeros(2)}], accepted=accepted_by(model_of("bert")))

@@ -57,9 +57,7 @@ def check_weights(model: PreTrainedModel, missing: set[str], record: dict[str, A
         recorded = [layer for layer in recorded if any(layer.values())]
     # Records of earlier versions do not count cross-attention.
     if len(sizes) != len(recorded) or any({**now, **then} != now for now, then in zip(sizes, recorded, strict=True)):
-        raise CheckpointError(
-            f"The layers in {folder / RECORD} differ from those of the weights; the files were changed."
-        )
+        raise CheckpointError(f"{folder / RECORD} has other layers than the weights; the files were changed.")
 
 
 def check_shapes(linear: dict[str, list[int]], folder: Path) -> None:

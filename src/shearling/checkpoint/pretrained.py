@@ -212,5 +212,5 @@ def _explained(what: str, *, local: bool) -> Iterator[None]:
         raise
     except Exception as error:
         reason = re.sub(r"\s+", " ", str(error)).strip()[:300] or type(error).__name__
-        hint = "" if local else " It is not a local directory; a Hub id needs the network (or a filled cache)."
+        hint = "" if local else " There is no directory of this name; a Hub id needs the network (or a filled cache)."
         raise ModelError(f"{what}.{hint} {reason}") from error

@@ -18,9 +18,7 @@ EPILOG = o.examples(
 
 @o.reads
 def compare(
-    first: Annotated[
-        str, typer.Argument(metavar="FIRST", help="A model directory, or an id on the Hub.", show_default=False)
-    ],
+    first: Annotated[str, typer.Argument(metavar="FIRST", help="A model directory, or a Hub id.", show_default=False)],
     second: Annotated[str, typer.Argument(metavar="SECOND", help="Another one, dense or pruned.", show_default=False)],
     reading: o.Reading,
     batch_size: o.BatchSize = None,

@@ -12,11 +12,11 @@ from shearling.cli import options as o
 if TYPE_CHECKING:
     from shearling.workflows.demo import Demo
 
-SAMPLES = 400  # sentences: half a minute of work in all
+SAMPLES = 400  # sentences; the demo then takes about half a minute
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where the pruned model and the report go.")] = Path(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Directory for the pruned model and the report.")] = Path(
         "demo-output"
     ),
     flops: Annotated[float, typer.Option(help="Keep this share of the layers' FLOPs, in (0, 1].")] = 0.5,
@@ -26,7 +26,7 @@ def demo(
     quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
-    """Prune a real sentence encoder on this machine and let it search on the index of the original."""
+    """Prune a real sentence encoder on this machine, and search with it on the dense model's index."""
     from shearling.cli.console import emit, say
     from shearling.workflows.demo import STAGES
     from shearling.workflows.demo import demo as run

@@ -21,7 +21,7 @@ def evaluate(
     dtype: o.Dtype = None,
     compiled: Annotated[bool, o.advanced("--compile", help="Run the model through torch.compile.")] = False,
     record: Annotated[
-        bool, o.output("--record", help="Also write the score into the checkpoint's record and model card.")
+        bool, o.output("--record", help="Also add the score to the checkpoint's record and model card.")
     ] = False,
     quiet: o.Quiet = False,
     as_json: o.Json = False,

@@ -1,4 +1,4 @@
-"""From rows to batches: draw a sample, tokenise and label it, pad and stack."""
+"""From rows to batches: draw a sample, tokenise, label, pad and stack."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def encode(
     bucket: bool = True,
     **reading: Unpack[Reading],
 ) -> Batches:
-    """Draw `samples` examples without replacement and make batches that the model's forward takes as they are.
+    """Draw `samples` examples without replacement and turn them into batches for the model's forward.
 
-    An example is one model input: a text, a pair, a window of a long context, or a block of running text.
+    An example is one model input: a text, a pair, a window of a long context, or a block of text.
     """
     if samples is not None and samples < 1:
         raise InputError(f"{samples} samples were asked for; ask for at least 1")

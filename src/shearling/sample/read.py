@@ -180,9 +180,7 @@ class _Reader:
         if not found.keys() - set(LABELS):
             names = sorted(self.accepted.names - set(LABELS))
             takes = f"; the model takes {names}" if names else ""
-            raise DataError(
-                f"Batch {number} of the sample has {sorted(raw)}, none of which the model can run on{takes}."
-            )
+            raise DataError(f"Batch {number} of the sample has {sorted(raw)}, but nothing the model can run on{takes}.")
         return found
 
     def _add(self, tensors: dict[str, Tensor], axes: dict[str, str], apart: int | None) -> None:

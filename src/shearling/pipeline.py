@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,11 +26,11 @@ from shearling.engine.teacher_states import TeacherStates
 from shearling.engine.warm_up import warm_up
 from shearling.errors import CheckpointError, ConstraintError, DataError, InputError
 from shearling.estimate import Estimate, estimate
-from shearling.latency.meet import Met, meet, table_for
+from shearling.latency.meet import Selection, meet, table_for
 from shearling.methods import Evidence, Method, Repaired, asked, configured, method_of, settings_of
 from shearling.methods.layers import LayerOrder
 from shearling.methods.ranges import MOST_TOKENS, Samples, Shape, checked_samples
-from shearling.methods.stock import Choice, choose_stock, uneven_loss
+from shearling.methods.stock import Choice, StockShape, choose_stock, uneven_loss
 from shearling.models.digest import weights_digest_of
 from shearling.models.positions import positions_of
 from shearling.models.shrink import Cut
@@ -104,11 +104,11 @@ class Plan:
         limits = target.limits(dense, self.lengths)
         if target.latency is None:
             step = target.multiple_of or self._step
-            met = Met(*self._cut(limits, step, target.shape, stages))
+            chosen = Selection(*self._cut(limits, step, target.shape, stages))
         else:
             step = target.multiple_of or self.method.filter_step
             length = self.sample.mean_length if target.seq_len is None else target.seq_len
-            met = meet(
+            chosen = meet(
                 target.latency,
                 target.times or table_for(dense, target.batch_size, length, stages),
                 dense,
@@ -116,8 +116,8 @@ class Plan:
                 correct=target.correct,
                 stages=stages,
             )
-        limits, cut, student = [*limits, *met.limits], met.choice.cut, met.student
-        stock = self._stock_record(met.choice, limits, step, stages)
+        limits, cut, student = [*limits, *chosen.limits], chosen.choice.cut, chosen.student
+        stock = self._with_uneven_loss(chosen.choice.stock, limits, step, stages)
         teacher, units = cut.teacher(dense), cut.units_of(student, dense)
         with stages("check"):
             check_cut(teacher, student, units, self.sample)
@@ -134,11 +134,23 @@ class Plan:
         polished = self._polish(student, cut.kept, stages)
         with stages("agreement"):
             alike = on_first(lambda: self._agreement(student))
-        seconds = {**self.seconds, **stages.seconds}
-        report = self._report(
-            met, student, limits, repairs, alike, polished,
-            stock=stock, check=difference, shape=target.shape, seconds=seconds,
-        )  # fmt: skip
+        report = replace(
+            self._report(student, limits, repairs),
+            check=difference,
+            shape=target.shape,
+            stock=None if stock is None else asdict(stock),
+            latency=None if chosen.latency is None else asdict(chosen.latency),
+            agreement=None if alike is None else asdict(alike),
+            polish=None if polished is None else polished.to_json(),
+            seconds={**self.seconds, **stages.seconds},
+            warnings=[
+                *self.sample.notes,
+                *self.warnings,
+                *self.method.concerns(repairs),
+                *chosen.warnings,
+                *(alike.warnings if alike else ()),
+            ],
+        )
         return Pruned(student.model, cut.kept, report)
 
     @cached_property
@@ -179,16 +191,16 @@ class Plan:
         with stages("shrink"):
             return chosen, chosen.cut.student(self.structure)
 
-    def _stock_record(
-        self, choice: Choice, limits: Sequence[Limit], multiple_of: int, stages: Stages
-    ) -> dict[str, Any] | None:
-        """The record of a stock shape: the choice, and the loss of uneven shapes at the same budget."""
-        if choice.told is None:
+    def _with_uneven_loss(
+        self, stock: StockShape | None, limits: Sequence[Limit], multiple_of: int, stages: Stages
+    ) -> StockShape | None:
+        """Add the loss of uneven shapes at the same budget."""
+        if stock is None:
             return None
         given = (self.method, self.evidence, self.structure, limits)
         with stages("layers"):
             uneven = uneven_loss(*given, order=self._layer_order, multiple_of=multiple_of)
-        return {**choice.told, "uneven_loss": uneven}
+        return replace(stock, uneven_loss=uneven)
 
     def _polish(self, student: Structure, kept: list[Tensor], stages: Stages) -> Polished | None:
         """Distil the student from the dense model, if the method asks for it."""
@@ -231,17 +243,8 @@ class Plan:
         """The dense model's multiply-accumulates."""
         return Counted.of(self.structure, self.sample, self.lengths)
 
-    def _report(
-        self,
-        met: Met,
-        student: Structure,
-        limits: Sequence[Limit],
-        repairs: list[Repaired],
-        alike: Agreement | None,
-        polished: Polished | None,
-        **more: Any,
-    ) -> Report:
-        """The record; `more` are fields of it as they are."""
+    def _report(self, student: Structure, limits: Sequence[Limit], repairs: list[Repaired]) -> Report:
+        """The record of settings, sizes and costs."""
         dense, settings = self.structure, settings_of(self.method)
         if "precision" in settings:  # the one that was used, which depends on the device
             settings["precision"] = used_precision(dense.model, self.method.precision)
@@ -262,18 +265,7 @@ class Plan:
             fingerprint=self.sample.fingerprint,
             model_type=dense.model.config.model_type,
             repairs=repairs,
-            warnings=[
-                *self.sample.notes,
-                *self.warnings,
-                *self.method.concerns(repairs),
-                *met.warnings,
-                *(alike.warnings if alike else ()),
-            ],
-            latency=met.record,
-            agreement=None if alike is None else asdict(alike),
-            polish=None if polished is None else polished.to_json(),
-            extra={} if self.expected is None else {"estimate": asdict(self.expected)},
-            **more,
+            estimate=None if self.expected is None else asdict(self.expected),
         )
 
 

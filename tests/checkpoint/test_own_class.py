@@ -138,7 +138,7 @@ def test_the_code_and_what_is_said_of_it(cut: Path) -> None:
     assert {"house.py", "house_parts.py", "modeling_shearling.py"} <= {path.name for path in cut.iterdir()}
     record = json.loads((cut / "shearling.json").read_text())
     assert record["auto_class"] == AUTO
-    assert any("code that came with the model was run" in warning for warning in record["warnings"])
+    assert any("custom code of the model was run" in warning for warning in record["warnings"])
     card = (cut / "README.md").read_text()
     assert "runs that code" in card
     assert "import shearling" not in card

@@ -278,7 +278,8 @@ OTHERS: dict[str, Case] = {
         lambda p: ["export", str(p.pruned), "--format", "abacus", "--out", str(p.folder / "x")], "abacus"
     ),
     "sweep over words": (
-        lambda p: ["sweep", str(p.dense), "--data", p.rows(), "--flops", "a,b", "--out", str(p.out)], "'a' is none"
+        lambda p: ["sweep", str(p.dense), "--data", p.rows(), "--flops", "a,b", "--out", str(p.out)],
+        "'a' is not a number"
     ),
     "no command": (lambda p: ["prunee"], "prunee"),
 }  # fmt: skip

@@ -141,7 +141,7 @@ def test_a_class_that_comes_with_the_model(dense: Path, tmp_path: Path, capsys: 
     capsys.readouterr()
     options = ["--data", str(rows), "--flops", "0.5", "--device", "cpu", "--json", "--trust-remote-code"]
     assert run(["prune", str(folder), *options, "--dry-run"]) == 0
-    assert any("code that came with the model" in w for w in json.loads(capsys.readouterr().out)["warnings"])
+    assert any("custom code of the model" in w for w in json.loads(capsys.readouterr().out)["warnings"])
 
 
 def test_trust_alone_is_not_foreign_code(dense: Path, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_model_without_an_origin_needs_a_tokenizer(texts: list[str]) -> None:
 
 
 def test_what_is_no_model_is_told(texts: list[str]) -> None:
-    with pytest.raises(shearling.ModelError, match="A Linear is no model"):
+    with pytest.raises(shearling.ModelError, match="A Linear is not a model"):
         shearling.prune(torch.nn.Linear(2, 2), texts, flops=0.5, progress=False)
 
 

@@ -69,7 +69,7 @@ def pre_tokenizer(facts: dict[str, Any]) -> str:
     if kinds == ["ByteLevel"]:
         return "gpt-2"
     raise ModelError(
-        f"The tokenizer splits text by {', '.join(str(k) for k in kinds)}, which matches no known pre-tokenizer of "
+        f"The tokenizer splits text by {', '.join(str(k) for k in kinds)}, and no pre-tokenizer matches it in "
         "llama.cpp."
     )
 

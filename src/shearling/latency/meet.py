@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -35,13 +35,41 @@ Made = tuple[Choice, Structure]  # the choice, and the student
 
 
 @dataclass(frozen=True)
-class Met:
-    """The choice that was made; where a latency was asked for, the limits it was made under and what to report."""
+class Try:
+    """Time of one cut, over the dense model's."""
+
+    predicted: float
+    measured: float
+
+
+@dataclass(frozen=True)
+class MetLatency:
+    """The record's `latency`: times over the dense model's, and the conditions of the table."""
+
+    ratio: float
+    predicted: float
+    measured: float
+    speedup: float
+    measured_on: str
+    device: str
+    batch_size: int
+    seq_len: int
+    dtype: str
+    threads: int
+    runtime: str
+    corrections: int
+    layer_time: list[float]
+    tried: list[Try]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A choice and its student; for a latency, also the limits of the choice, the record and warnings."""
 
     choice: Choice
     student: Structure
     limits: list[Limit] = field(default_factory=list)
-    record: dict[str, Any] | None = None
+    latency: MetLatency | None = None
     warnings: list[str] = field(default_factory=list)
 
 
@@ -82,7 +110,7 @@ def meet(
     *,
     correct: bool = True,
     stages: Stages,
-) -> Met:
+) -> Selection:
     """Find a cut whose forward pass takes at most `ratio` of the teacher's, as predicted and as timed.
 
     cut      chooses and shrinks under given limits
@@ -91,7 +119,7 @@ def meet(
     here = device_name(device_of(teacher.model))
     at_home = here == table.device
     overhead = 0.0
-    tried: list[dict[str, float]] = []
+    tried: list[Try] = []
     warnings: list[str] = []
     limits = latency_limits(teacher, table, ratio)
     choice, student = cut(limits)
@@ -99,7 +127,7 @@ def meet(
         predicted = table.predict(teacher, [len(units) for units in choice.cut.kept]) / table.dense
         with stages("timing"):
             measured = measure_ratio(teacher.model, student.model, table, at_home=at_home)
-        tried.append({"predicted": predicted, "measured": measured})
+        tried.append(Try(predicted, measured))
         missed = measured > ratio * (1 + TOLERANCE)
         if not (missed and correct and at_home and len(tried) <= CORRECTIONS):
             break
@@ -117,18 +145,12 @@ def meet(
         warnings.append(f"the latency table was measured on {table.device}; timed here, on {here}")
     if missed:
         warnings.append(f"asked for {ratio:g} of the dense time, measured {measured:.3f}")
-    record = {
-        "ratio": ratio,
-        "predicted": predicted,
-        "measured": measured,
-        "speedup": 1 / measured,
-        "measured_on": here,
-        **{name: getattr(table, name) for name in ("device", "batch_size", "seq_len", "dtype", "threads", "runtime")},
-        "corrections": len(tried) - 1,
-        "layer_time": table.layer_shares(teacher),
-        "tried": tried,
-    }
-    return Met(choice, student, limits, record, warnings)
+    record = MetLatency(
+        ratio, predicted, measured, speedup=1 / measured, measured_on=here, device=table.device,
+        batch_size=table.batch_size, seq_len=table.seq_len, dtype=table.dtype, threads=table.threads,
+        runtime=table.runtime, corrections=len(tried) - 1, layer_time=table.layer_shares(teacher), tried=tried,
+    )  # fmt: skip
+    return Selection(choice, student, limits, record, warnings)
 
 
 def table_for(structure: Structure, batch_size: int, length: float | None, stages: Stages) -> Table:

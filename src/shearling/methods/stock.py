@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from shearling.errors import ConstraintError, InputError
 from shearling.methods.layers import LayerOrder
 from shearling.methods.method import Evidence, Method
 from shearling.methods.ranges import Shape
+from shearling.models.row import Kind
 from shearling.models.shrink import Cut
 from shearling.models.stock import Dial, Layers, all_layers, check_stock, dials_of, less, removable_layers
 from shearling.models.structure import Structure
@@ -33,11 +33,35 @@ NONE = torch.tensor([torch.inf])  # the loss of a missing shape
 
 
 @dataclass(frozen=True)
+class DialSetting:
+    """The chosen count of a dial, and its dense count."""
+
+    kind: Kind
+    count: int
+    dense: int
+
+
+@dataclass(frozen=True)
+class StockShape:
+    """The record's `stock`.
+
+    layers       per stack, the kept layers
+    loss         measured, in nats per example
+    uneven_loss  of uneven shapes at the same budget; None if they cannot meet it
+    """
+
+    layers: list[list[int]]
+    dials: list[DialSetting]
+    loss: float
+    uneven_loss: float | None = None
+
+
+@dataclass(frozen=True)
 class Choice:
-    """What stays; `told` is what the record says of a stock shape."""
+    """The units and layers to keep; `stock` describes a stock shape."""
 
     cut: Cut
-    told: dict[str, Any] | None = None
+    stock: StockShape | None = None
 
 
 def check_shape(shape: Shape, method: Method, structure: Structure) -> None:
@@ -82,15 +106,10 @@ def choose_stock(
             best = min(best, number, key=lambda i: shapes[i].expected)
             number += 1
         best = _fewest(best, lambda i: order.losses_of(shapes[i].cut) if found(i) else NONE)
-        told = {
-            "layers": [list(stay) for stay in shapes[best].cut.layers or ()],
-            "dials": [
-                {"kind": dial.kind, "count": count, "dense": dial.counts[-1]}
-                for dial, count in zip(dials, shapes[best].counts, strict=True)
-            ],
-            "loss": float(order.losses_of(shapes[best].cut).mean()),
-        }
-    return Choice(shapes[best].cut, told)
+        cut, counts = shapes[best].cut, shapes[best].counts
+        settings = [DialSetting(d.kind, count, d.counts[-1]) for d, count in zip(dials, counts, strict=True)]
+        loss = float(order.losses_of(cut).mean())
+    return Choice(cut, StockShape([list(stay) for stay in cut.layers or ()], settings, loss))
 
 
 def uneven_loss(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from shearling.models.row import EVERY, Along, Fused, Part, Pick, Positions
 
@@ -15,7 +14,10 @@ def _attention(
     *,
     residual: str = "",
     counters: tuple[str, ...] = ("num_heads",),
-    **more: Any,
+    returns: int = 2,
+    floor: int = 0,
+    pick: Pick | None = None,
+    positions: Positions | None = None,
 ) -> Part:
     """Attention; paths of projections and counters are relative to the core.
 
@@ -23,7 +25,10 @@ def _attention(
     """
     path = out if "." in out else f"{core}.{out}"
     counted = tuple(f"{core}.{counter}" for counter in counters)
-    return Part("heads", core, _inside(core, names), path, residual, counters=counted, **{"returns": 2} | more)
+    return Part(
+        "heads", core, _inside(core, names), path, residual, returns=returns, counters=counted, floor=floor, pick=pick,
+        positions=positions,
+    )  # fmt: skip
 
 
 def _mlp(core: str, names: str | Fused, out: str, *, residual: str = "") -> Part:

@@ -11,7 +11,9 @@ from shearling.methods import Repaired
 FORMAT = 1
 COSTS = ("flops", "params", "flops_model", "params_model")
 SAMPLE = ("examples", "mean_length", "fingerprint")  # fields under "sample" in the JSON
-OPTIONAL = ("stock", "evaluation", "agreement", "latency", "timing", "polish", "samples")
+OPTIONAL = (
+    "stock", "evaluation", "evaluations", "agreement", "latency", "timing", "polish", "samples", "max_drop", "estimate",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,9 @@ class Report:
     stock       {layers, dials, loss, uneven_loss}: kept layers, their common counts, and the measured loss in nats per
                 example, beside that of uneven shapes at the same budget
     samples     {used, given, why}: number of examples used out of those given, and the reason
-    extra       entries added by workflows
+    evaluations  the list that later scores are added to
+    max_drop    the search for the smallest model within an allowed loss, with every budget tried
+    estimate    memory and time, estimated before the run
     """
 
     method: str
@@ -56,12 +60,12 @@ class Report:
     params_model: Cost
     layers: list[dict[str, int]]
     dense_layers: list[dict[str, int]]
-    seconds: dict[str, float]
     seed: int
     examples: int
     mean_length: float
     fingerprint: str
     model_type: str
+    seconds: dict[str, float] = field(default_factory=dict)
     repairs: list[Repaired] = field(default_factory=list)
     check: float | None = None
     warnings: list[str] = field(default_factory=list)
@@ -73,11 +77,13 @@ class Report:
     samples: dict[str, Any] | None = None
     shape: str = "uneven"
     stock: dict[str, Any] | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
+    evaluations: list[dict[str, Any]] | None = None
+    max_drop: dict[str, Any] | None = None
+    estimate: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain data with the documented field names, without values that were not measured."""
-        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "extra"}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
         for name in OPTIONAL:
             if values[name] is None:
                 del values[name]
@@ -89,7 +95,6 @@ class Report:
             "sample": {name: values[name] for name in SAMPLE},
             "repairs": [asdict(repair) for repair in self.repairs],
             "versions": versions(),
-            **self.extra,
         }
 
     def __str__(self) -> str:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shearling.checkpoint.load import read_record
-from shearling.checkpoint.pretrained import load_model
 from shearling.checkpoint.record import add_evaluation, base_of
 from shearling.engine.progress import Watcher
 from shearling.errors import DataError, ShearlingError
@@ -98,7 +97,7 @@ def _dense(source: Source, loaded: Loaded) -> PreTrainedModel | None:
             f"--index dense needs the model that {source.name} was pruned from, which its record does not lead to; "
             "give its directory instead: --index DIRECTORY"
         )
-    return None if base is None else load_model(base, **source.loading)
+    return None if base is None else source.load(base)
 
 
 def record_evaluation(

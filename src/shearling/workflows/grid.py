@@ -148,7 +148,8 @@ def outcomes(
             if seed != source.seed:
                 examples = draw(here, loaded, method).examples
             plan = measure(
-                loaded.model, examples, **here.sampling, method=method, watcher=watcher, notes=loaded.notes
+                loaded.model, examples, samples=here.samples, seed=seed, length=here.length, method=method,
+                watcher=watcher, notes=loaded.notes,
             )  # fmt: skip
             for budget, target in wanted:
                 watcher("sweep", count, total)

@@ -89,8 +89,7 @@ class Drop:
             "drop": chosen.drop, "examples": dense.examples, "tried": [asdict(t) for t in tried],
         }  # fmt: skip
         pruned = with_scores(pruned, exam, dense, score)
-        report = replace(pruned.report, extra=pruned.report.extra | {"max_drop": facts})
-        return replace(pruned, report=report)
+        return replace(pruned, report=replace(pruned.report, max_drop=facts))
 
     def _aim(self, target: Target, budget: float) -> Target:
         wanted: dict[str, Any] = {self.by: budget}
@@ -129,7 +128,7 @@ def drop_of(points: float | None, by: str = BY) -> Drop | None:
     """The allowed loss from the options; `by` is only valid with `points`."""
     if points is None:
         if by != BY:
-            raise InputError("--by can be used with --max-drop only, such as --max-drop 1.0.")
+            raise InputError("--by is of use with --max-drop only, such as --max-drop 1.0.")
         return None
     return Drop(points, by)
 

@@ -169,7 +169,14 @@ def measure(
         )  # fmt: skip
         loaded = open_source(source, methods=[chosen], scored=False, watcher=watch)
         plan = pipeline.measure(
-            loaded.model, loaded.examples, **source.sampling, method=chosen, watcher=watch, notes=loaded.notes
+            loaded.model,
+            loaded.examples,
+            samples=source.samples,
+            seed=source.seed,
+            length=source.length,
+            method=chosen,
+            watcher=watch,
+            notes=loaded.notes,
         )
         return plan if loaded.sentence is None else sentence_plan(plan, loaded.sentence)
 

@@ -65,14 +65,14 @@ def prune_source(
         check_writable(out, force=force, keep=(source.name,))
     scored = drop is not None or evaluation is not None
     if limit is not None and not scored:
-        raise InputError("--limit can be used with --eval only: it is the number of rows to score on.")
+        raise InputError("--limit is of use with --eval only: it is the number of rows to score on.")
     loaded = open_source(source, evaluation, methods=[method], scored=scored, watcher=watcher)
     exam = exam_of(source, loaded, evaluation, limit=limit, dense=loaded.model) if scored else None
     if drop is not None:
         target.check_fits(structure_of(loaded.model), method)
     plan = measure(
-        loaded.model, loaded.examples, **source.sampling, method=method, watcher=watcher, notes=loaded.notes,
-        target=target if drop is None else None,
+        loaded.model, loaded.examples, samples=source.samples, seed=source.seed, length=source.length, method=method,
+        watcher=watcher, notes=loaded.notes, target=target if drop is None else None,
     )  # fmt: skip
     if drop is not None and exam is not None:
         pruned = drop.meet(plan, target, exam, watcher)
@@ -88,7 +88,7 @@ def prune_source(
         pruned = give_back(pruned, loaded.sentence)
     if out is not None:
         pruned.save(out, source=companions_of(source, loaded), force=force)
-        if tried := pruned.report.extra.get("max_drop"):
+        if tried := pruned.report.max_drop:
             on_first(lambda: add_curve(out, tried_chart(tried, title=Path(source.name).name, standalone=True)))
     return pruned
 
@@ -102,8 +102,8 @@ def with_scores(pruned: Pruned, exam: Exam, dense: Evaluation, score: Evaluation
         "task": score.task, "metric": score.metric, "dense": dense.to_json()["value"],
         "pruned": score.to_json()["value"], "examples": score.examples,
     }  # fmt: skip
-    listed = {"evaluations": [replace(score, dense=dense.value).to_json()]}
-    report = replace(pruned.report, evaluation=found, extra=pruned.report.extra | listed)
+    listed = [replace(score, dense=dense.value).to_json()]
+    report = replace(pruned.report, evaluation=found, evaluations=listed)
     return replace(pruned, report=report, flipped=changes(exam, dense, score))
 
 

@@ -79,16 +79,15 @@ class Source:
         """Directory or Hub id of the model; empty if unknown."""
         return str(self.model if self.named else getattr(self.model, "name_or_path", "") or "")
 
-    @property
-    def loading(self) -> dict[str, Any]:
-        """How a model is loaded by name: keywords of `load_model`."""
-        names = ("device", "dtype", "trust_remote_code", "pooling")
-        return {name: getattr(self, name) for name in names}
-
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """What is drawn from the examples, and how they are counted: keywords of `measure`."""
-        return {"samples": self.samples, "seed": self.seed, "length": self.length}
+    def load(self, name: str) -> PreTrainedModel:
+        """Load this model, or another one that it is compared with, by name."""
+        return load_model(
+            name,
+            device=self.device,
+            dtype=self.dtype,
+            trust_remote_code=self.trust_remote_code,
+            pooling=self.pooling,
+        )
 
     @property
     def examples_per_batch(self) -> int:
@@ -153,7 +152,7 @@ def open_source(
     watcher("load", 0, 1)
     given, sentence = source.model, None
     if source.named:
-        model = load_model(source.name, **source.loading)
+        model = source.load(source.name)
     elif is_sentence_model(given):
         model, sentence = transformer_of(given), given
     elif is_transformer(given):
@@ -258,7 +257,7 @@ def exam_of(
         )
     index = None  # every model embeds the passages itself
     if source.index is not None:
-        index = dense if source.index == "dense" else load_model(source.index, **source.loading)
+        index = dense if source.index == "dense" else source.load(source.index)
     return make_exam(
         loaded.model, loaded.tokenizer, rows_of(evaluation, loaded.task, split="dev"), loaded.task,
         batch_size=source.scored_per_batch(loaded.task), max_length=source.max_length,

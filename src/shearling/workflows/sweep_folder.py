@@ -35,7 +35,7 @@ class Store:
         if (folder / SETTINGS).is_file():
             self._go_on(settings)
         elif folder.is_dir() and any(folder.iterdir()):
-            raise OutputError(f"{folder} is not empty and has no sweep; choose another place.")
+            raise OutputError(f"{folder} is not empty and holds no sweep; choose another place.")
         self.write()
 
     def done(self, *, saved: bool) -> set[Key]:

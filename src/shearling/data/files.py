@@ -43,7 +43,7 @@ def read_objects(path: Path) -> Iterator[dict[str, Any]]:
     with _damage_reported(path), _open(path) as stream:
         for place, entry in _objects(stream, path):
             if not isinstance(entry, dict):
-                raise DataError(f"{place} is a JSON {type(entry).__name__}; give an object a line")
+                raise DataError(f"{place} is a JSON {type(entry).__name__}; give one object per line")
             if entry:
                 yield entry
 
@@ -113,7 +113,7 @@ def _objects(stream: IO[bytes], path: Path) -> Iterator[tuple[str, Any]]:
         except json.JSONDecodeError as error:
             raise DataError(
                 f"line {number} of {path} is not JSON ({error.msg} at character {error.pos + 1}); "
-                "give one JSON object a line"
+                "give one JSON object per line"
             ) from error
         yield f"line {number} of {path}", record
 

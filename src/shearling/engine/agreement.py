@@ -60,7 +60,7 @@ class Agreement:
             "cosine": f"the embeddings have a mean cosine of only {self.value:.1f}% to the dense model's",
             "perplexity": f"the perplexity is {self.value:.2f} times the dense model's",
         }[self.kind]
-        return [f"on {self.examples:,} examples kept out of the fit, {what}; score it before using it"]
+        return [f"on {self.examples:,} held-out examples, {what}; score it before using it"]
 
 
 @dataclass(frozen=True)

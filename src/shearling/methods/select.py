@@ -107,7 +107,7 @@ def _least(limits: Sequence[Limit], counts: Sequence[int]) -> str:
     """Message with the cost of the units that must stay, for the limits it exceeds."""
     over = (limit for limit in limits if not limit.holds(counts))
     words = ", ".join(f"{limit.name}={(limit.fixed + limit.spent(counts)) / limit.dense:.3g}" for limit in over)
-    return f"What must stay alone takes {words} of the dense model; ask for more."
+    return f"The units that must stay take {words} of the dense model; ask for more."
 
 
 def best(worth: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:

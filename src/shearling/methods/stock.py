@@ -210,7 +210,7 @@ def _check_reach(structure: Structure, dials: Sequence[Dial], limits: Sequence[L
         if not limit.holds(least):
             ratio = (limit.fixed + limit.spent(least)) / limit.dense
             fixed = [dial.kind for dial in dials if len(dial.counts) == 1]
-            why = f" (its configuration cannot tell fewer {' or '.join(fixed)})" if fixed else ""
+            why = f" (its configuration cannot describe fewer {' or '.join(fixed)})" if fixed else ""
             name = structure.model.config.model_type
             raise ConstraintError(
                 f"{asked([limit])} cannot be met by a stock shape: the smallest of this {name}{why} takes {ratio:.3g}. "

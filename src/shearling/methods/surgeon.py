@@ -142,7 +142,7 @@ class Surgeon(Method):
         except ConstraintError:
             return ""
         loss = self.expected_loss(evidence, structure, kept, lengths)
-        return f"the estimated loss, {loss:.2g} nats an example, is below {SETTLED:g}" if loss <= SETTLED else ""
+        return f"the estimated loss, {loss:.2g} nats per example, is below {SETTLED:g}" if loss <= SETTLED else ""
 
     def expected_loss(
         self, evidence: Evidence, structure: Structure, kept: Sequence[Tensor], lengths: Sequence[float]

@@ -310,9 +310,9 @@ def _stock(found: Mapping[str, Any]) -> str:
     """`stock: 4 layers with 12 of 12 heads, 440 of 1536 filters; ...`, with the loss beside that of uneven shapes."""
     sizes = ", ".join(f"{dial['count']} of {dial['dense']} {dial['kind']}" for dial in found["dials"])
     uneven = found["uneven_loss"]
-    beside = "" if uneven is None else f", {uneven:.2g} with uneven layers of the same cost"
+    beside = "" if uneven is None else f" ({uneven:.2g} with uneven layers of the same cost)"
     depth = count(sum(map(len, found["layers"])), "layer")
-    return f"stock: {depth} with {sizes}; tried out, it loses {found['loss']:.2g} nats an example{beside}"
+    return f"stock: {depth} with {sizes}; measured loss {found['loss']:.2g} nats per example{beside}"
 
 
 def _polish(found: Mapping[str, Any]) -> str:

@@ -77,7 +77,7 @@ def _affordable(curves: Sequence[Curve], budgets: Floats) -> list[Curve]:
     least = sum((curve.costs.min(axis=1) for curve in curves), np.zeros(len(budgets)))
     if (least > budgets * (1 + SLACK)).any():
         worst = int(np.argmax(least - budgets))
-        words = f"The budget is {budgets[worst]:.4g}, but the least that can stay costs {least[worst]:.4g}"
+        words = f"The budget is {budgets[worst]:.4g}, but the smallest possible model costs {least[worst]:.4g}"
         more = f"; ask for {least[worst] / budgets[worst]:.3g} times as much." if budgets[worst] > 0 else "."
         raise ConstraintError(words + more)
     left = []

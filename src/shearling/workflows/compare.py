@@ -12,12 +12,12 @@ from shearling.errors import InputError
 from shearling.evaluation.compare import Comparison, Side
 from shearling.evaluation.compare import compare as compare_sides
 from shearling.pipeline import Pruned
-from shearling.workflows.given import model_in
+from shearling.workflows.arguments import model_in
 from shearling.workflows.progress import READING, ProgressLike, quiet, step, watching
 from shearling.workflows.source import Source, exam_of, open_source, rows_of, text_columns_of
 
 if TYPE_CHECKING:
-    from shearling.workflows.given import Data
+    from shearling.workflows.arguments import Data
 
 BATCH_SIZE = 32
 STAGES = READING | {"model 1": 50.0, "model 2": 35.0, "time": 5.0}

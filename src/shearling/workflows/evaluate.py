@@ -10,18 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shearling.checkpoint.load import read_record
+from shearling.checkpoint.pretrained import load_model
 from shearling.checkpoint.record import add_evaluation, base_of
 from shearling.engine.progress import Watcher
 from shearling.errors import DataError, ShearlingError
 from shearling.evaluation.exam import Evaluation
-from shearling.workflows.given import model_in
+from shearling.workflows.arguments import model_in
 from shearling.workflows.progress import READING, ProgressLike, quiet, step, watching
 from shearling.workflows.source import Loaded, Source, exam_of, open_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from shearling.workflows.given import Data
+    from shearling.workflows.arguments import Data
 
 _log = logging.getLogger(__name__)
 STAGES = READING | {"evaluate": 90.0}
@@ -97,7 +98,7 @@ def _dense(source: Source, loaded: Loaded) -> PreTrainedModel | None:
             f"--index dense needs the model that {source.name} was pruned from, which its record does not lead to; "
             "give its directory instead: --index DIRECTORY"
         )
-    return None if base is None else source.load(base)
+    return None if base is None else load_model(base, **source.loading)
 
 
 def record_evaluation(

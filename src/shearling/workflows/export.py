@@ -38,7 +38,7 @@ from shearling.workflows.source import rows_of, text_columns_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from shearling.workflows.given import Data
+    from shearling.workflows.arguments import Data
 
 STAGES = {"load": 20.0, "export": 50.0, "check": 15.0, "time": 15.0}
 QUANTISE = ("dynamic", "static")

@@ -13,7 +13,7 @@ from shearling.latency.profile import BUDGET
 from shearling.latency.profile import profile as profile_model
 from shearling.latency.table import Table
 from shearling.report.charts import check_picture, plot
-from shearling.workflows.given import model_in, renamed
+from shearling.workflows.arguments import model_in, renamed
 from shearling.workflows.progress import ProgressLike, step, watching
 
 if TYPE_CHECKING:

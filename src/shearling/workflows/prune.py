@@ -15,7 +15,7 @@ from shearling.methods import Method, method_of
 from shearling.methods.ranges import Samples, Shape
 from shearling.pipeline import Plan, Pruned
 from shearling.target import TableLike, Target
-from shearling.workflows.given import Data, is_transformer, model_in, needs_reading, renamed
+from shearling.workflows.arguments import Data, is_transformer, model_in, needs_reading, renamed
 from shearling.workflows.progress import READING, ProgressLike, stages_of, watching
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from shearling.checkpoint.companions import found_locally
 from shearling.checkpoint.pretrained import check_prunable, is_remote, load_model, named_device
@@ -21,7 +21,7 @@ from shearling.methods import Method
 from shearling.methods.ranges import Samples, checked_samples
 from shearling.models.pooling import pooling_of
 from shearling.sample.read import reads_targets
-from shearling.workflows.given import is_text, is_transformer, needs_reading
+from shearling.workflows.arguments import is_text, is_transformer, needs_reading
 from shearling.workflows.progress import quiet, step
 
 if TYPE_CHECKING:
@@ -31,6 +31,15 @@ if TYPE_CHECKING:
     from shearling.data.encoder import Labels
 
 SCORED_TOKENS = 2**16  # per batch
+
+
+class Loading(TypedDict):
+    """How a model is loaded by name."""
+
+    device: str
+    dtype: str | None
+    trust_remote_code: bool
+    pooling: str | None
 
 
 @dataclass(frozen=True)
@@ -79,15 +88,15 @@ class Source:
         """Directory or Hub id of the model; empty if unknown."""
         return str(self.model if self.named else getattr(self.model, "name_or_path", "") or "")
 
-    def load(self, name: str) -> PreTrainedModel:
-        """Load this model, or another one that it is compared with, by name."""
-        return load_model(
-            name,
-            device=self.device,
-            dtype=self.dtype,
-            trust_remote_code=self.trust_remote_code,
-            pooling=self.pooling,
-        )
+    @property
+    def loading(self) -> Loading:
+        """The options of `load_model`."""
+        return {
+            "device": self.device,
+            "dtype": self.dtype,
+            "trust_remote_code": self.trust_remote_code,
+            "pooling": self.pooling,
+        }
 
     @property
     def examples_per_batch(self) -> int:
@@ -152,7 +161,7 @@ def open_source(
     watcher("load", 0, 1)
     given, sentence = source.model, None
     if source.named:
-        model = source.load(source.name)
+        model = load_model(source.name, **source.loading)
     elif is_sentence_model(given):
         model, sentence = transformer_of(given), given
     elif is_transformer(given):
@@ -257,7 +266,7 @@ def exam_of(
         )
     index = None  # every model embeds the passages itself
     if source.index is not None:
-        index = dense if source.index == "dense" else source.load(source.index)
+        index = dense if source.index == "dense" else load_model(source.index, **source.loading)
     return make_exam(
         loaded.model, loaded.tokenizer, rows_of(evaluation, loaded.task, split="dev"), loaded.task,
         batch_size=source.scored_per_batch(loaded.task), max_length=source.max_length,

@@ -26,7 +26,7 @@ from shearling.models.digest import weights_digest_of
 from shearling.models.structure import Structure, structure_of
 from shearling.report.points import name_of
 from shearling.sample.read import sample_of
-from shearling.workflows.given import model_in
+from shearling.workflows.arguments import model_in
 from shearling.workflows.grid import Grid, budgets_of, outcomes
 from shearling.workflows.progress import READING, ProgressLike, quiet, watching
 from shearling.workflows.pruning import changes, timed
@@ -34,7 +34,7 @@ from shearling.workflows.source import Loaded, Source, companions_of, data_name,
 from shearling.workflows.sweep_folder import CURVE, MODELS, PAGE, RESULTS, Store, write_all
 
 if TYPE_CHECKING:
-    from shearling.workflows.given import Data
+    from shearling.workflows.arguments import Data
 
 
 STAGES = READING | {"sweep": 90.0}

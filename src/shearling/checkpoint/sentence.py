@@ -104,11 +104,11 @@ def read_pooling(name: str) -> Pooling | None:
         weights = _find(name, f"{path}/model.safetensors") if kind == "Dense" else None
         read = kind in ("Pooling", "Dense")
         config = (_read(name, f"{path}/config.json") or {}) if read else {}
-        parts.append(Part(kind, config, None if weights is None else load_file(weights), f"{path} of {name}"))
+        parts.append(SentenceModule(kind, config, None if weights is None else load_file(weights), f"{path} of {name}"))
     return pooling_of_parts(parts, _read(name, SETTINGS) or {}, _max_length(name, modules))
 
 
-class Part(NamedTuple):
+class SentenceModule(NamedTuple):
     """A module of sentence-transformers: its class, configuration, optional weights, and location for messages."""
 
     kind: str
@@ -117,7 +117,9 @@ class Part(NamedTuple):
     where: str
 
 
-def pooling_of_parts(parts: Iterable[Part], settings: Mapping[str, Any], max_length: int | None) -> Pooling | None:
+def pooling_of_parts(
+    parts: Iterable[SentenceModule], settings: Mapping[str, Any], max_length: int | None
+) -> Pooling | None:
     """The pooling defined by the modules; None without a pooling module, as in a CrossEncoder."""
     modes: tuple[Mode, ...] | None = None
     dense: list[DenseModule] = []
@@ -153,7 +155,7 @@ def modes_of(config: Mapping[str, Any], where: str) -> tuple[Mode, ...]:
     return tuple(_MODES[name][0] for name in names)
 
 
-def _projection(part: Part) -> DenseModule:
+def _projection(part: SentenceModule) -> DenseModule:
     """A Dense module; its weights are read only from safetensors, never from a pickle."""
     activation = str(part.config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     if part.weights is None or activation not in ACTIVATIONS or part.config.get("use_residual"):

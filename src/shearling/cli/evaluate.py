@@ -16,7 +16,7 @@ EPILOG = o.examples(
 @o.reads
 def evaluate(
     model: o.Model,
-    reading: o.Reading,
+    reading: o.DataOptions,
     batch_size: o.BatchSize = None,
     dtype: o.Dtype = None,
     compiled: Annotated[bool, o.advanced("--compile", help="Run the model through torch.compile.")] = False,

@@ -72,7 +72,7 @@ TrustRemoteCode = Annotated[bool, advanced("--trust-remote-code", help="Run cust
 
 
 @dataclass(frozen=True)
-class Reading:
+class DataOptions:
     """The data options of `prune`, `sweep`, `evaluate` and `compare`."""
 
     data: Data = None
@@ -122,8 +122,8 @@ class Reading:
 
 
 def reads(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace a command's parameter `reading` by the options of `Reading`."""
-    defaults = {one.name: one.default for one in fields(Reading)}
+    """Replace a command's parameter `reading` by the options of `DataOptions`."""
+    defaults = {one.name: one.default for one in fields(DataOptions)}
     values: dict[str, Any] = {}  # defaults of the options, in the order of the help
     for name, parameter in inspect.signature(command).parameters.items():
         values |= defaults if name == "reading" else {name: parameter.default}
@@ -132,9 +132,9 @@ def reads(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def with_options(**given: Any) -> None:
-        command(reading=Reading(**{name: given.pop(name) for name in defaults}), **given)
+        command(reading=DataOptions(**{name: given.pop(name) for name in defaults}), **given)
 
-    hints = get_type_hints(command, include_extras=True) | get_type_hints(Reading, include_extras=True)
+    hints = get_type_hints(command, include_extras=True) | get_type_hints(DataOptions, include_extras=True)
     keyword = inspect.Parameter.KEYWORD_ONLY
     shown = [inspect.Parameter(name, keyword, default=values[name], annotation=hints[name]) for name in values]
     with_options.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]

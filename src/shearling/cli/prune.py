@@ -19,7 +19,7 @@ EPILOG = o.examples(
 @o.reads
 def prune(
     model: o.Model,
-    reading: o.Reading,
+    reading: o.DataOptions,
     evaluation: Annotated[str | None, o.inputs("--eval", help="Labelled rows for scoring dense and pruned.")] = None,
     samples: o.Samples = "auto",
     flops: Annotated[float | None, o.constraint(help="Keep this share of the layers' FLOPs, in (0, 1].")] = None,

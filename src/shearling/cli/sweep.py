@@ -18,7 +18,7 @@ EPILOG = o.examples(
 def sweep(
     model: o.Model,
     out: Annotated[Path, o.output("--out", "-o", help="Directory for results.json, curve.svg and report.html.")],
-    reading: o.Reading,
+    reading: o.DataOptions,
     evaluation: Annotated[str | None, o.inputs("--eval", help="Labelled rows for scoring every model.")] = None,
     flops: Annotated[str | None, o.constraint(help="Budgets, comma-separated: 0.7,0.5,0.3.")] = None,
     params: Annotated[str | None, o.constraint(help="Budgets of parameters instead.")] = None,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shearling.data.batches import Batches
-from shearling.data.encoder import Reading, make_encoder
+from shearling.data.encoder import EncoderOptions, make_encoder
 from shearling.data.lm import make_blocks
 from shearling.data.rows import Rows
 from shearling.data.tasks import Task
@@ -32,7 +32,7 @@ def encode(
     batch_size: int = 32,
     samples: int | None = None,
     bucket: bool = True,
-    **reading: Unpack[Reading],
+    **options: Unpack[EncoderOptions],
 ) -> Batches:
     """Draw `samples` examples without replacement and turn them into batches for the model's forward.
 
@@ -40,7 +40,7 @@ def encode(
     """
     if samples is not None and samples < 1:
         raise InputError(f"{samples} samples were asked for; ask for at least 1")
-    encoder = make_encoder(tokenizer, task, model_config, max_length=max_length, **reading)
+    encoder = make_encoder(tokenizer, task, model_config, max_length=max_length, **options)
     rng = np.random.default_rng(encoder.seed)
     if encoder.task.kind == "lm" and samples is not None:
         rows = rows.select(rng.permutation(len(rows)))

@@ -106,7 +106,7 @@ class Encoder:
         return Tokenized({n: t for n, t in examples.tokens.items() if n != "token_type_ids"}, examples.values)
 
 
-class Reading(TypedDict, total=False):
+class EncoderOptions(TypedDict, total=False):
     """Options for reading rows: the fields of `Encoder` that have defaults."""
 
     labels: Labels
@@ -124,19 +124,19 @@ def make_encoder(
     config: PretrainedConfig,
     *,
     max_length: int | None = None,
-    **reading: Unpack[Reading],
+    **options: Unpack[EncoderOptions],
 ) -> Encoder:
     """Create an encoder; checks `max_length` against the model, and fills in the task's default."""
     from shearling.data.media import MediaEncoder, medium_of  # imports this module
 
     task = find_task(task)
     if medium_of(tokenizer):
-        return MediaEncoder(tokenizer, task, config, 0, **reading)
+        return MediaEncoder(tokenizer, task, config, 0, **options)
     limit = min(positions_of(config) or tokenizer.model_max_length, tokenizer.model_max_length)
     if max_length is not None and not 4 <= max_length <= limit:
         raise InputError(f"max_length {max_length} was asked for; this model takes 4 to {limit} tokens")
-    usual = min(task.max_length, limit, reading.get("pooling", GUESS).max_length or limit)
-    return Encoder(tokenizer, task, config, usual if max_length is None else max_length, **reading)
+    usual = min(task.max_length, limit, options.get("pooling", GUESS).max_length or limit)
+    return Encoder(tokenizer, task, config, usual if max_length is None else max_length, **options)
 
 
 def _sequences(encoder: Encoder, rows: Rows) -> Tokenized:

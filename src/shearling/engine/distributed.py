@@ -18,7 +18,7 @@ T = TypeVar("T")
 _guarded: ContextVar[bool] = ContextVar("guarded", default=False)  # inside `fail_together`
 
 
-class _Told(ShearlingError):
+class _PeerFailed(ShearlingError):
     """Another process failed or exited; all processes know."""
 
 
@@ -97,7 +97,7 @@ def fail_together() -> Iterator[None]:
     try:
         yield
         agree()
-    except _Told:  # the others know, or have exited
+    except _PeerFailed:  # the others know, or have exited
         raise
     except Exception as error:
         with suppress(ShearlingError):
@@ -121,7 +121,7 @@ def agree(error: Exception | None = None) -> None:
         who = int(failed.nonzero()[0])
         message = [None if error is None else f"{type(error).__name__}: {error}"]
         dist.broadcast_object_list(message, src=who)
-    raise _Told(f"Process {who} of {world} failed, so this one stops too: {message[0]}")
+    raise _PeerFailed(f"Process {who} of {world} failed, so this one stops too: {message[0]}")
 
 
 @contextmanager
@@ -157,7 +157,7 @@ def _connection_errors_explained() -> Iterator[None]:
         yield
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0][:200]
-        raise _Told(
+        raise _PeerFailed(
             f"Another process of this run ended or cannot be reached; its own message says why. Nothing was left "
             f"half-written. ({reason})"
         ) from error

@@ -52,7 +52,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Agreement:
+class OutputAgreement:
     """Agreement of the outputs in percent: equal predictions, Spearman of numbers, or cosine of embeddings."""
 
     measure: str
@@ -71,7 +71,7 @@ class Comparison:
     task: str
     metric: str
     examples: int
-    agreement: Agreement | None
+    agreement: OutputAgreement | None
     batch: tuple[int, ...]
     device: str
     sides: tuple[Compared, Compared]
@@ -118,7 +118,7 @@ def compare(sides: Sequence[Side], watcher: Watcher = lambda stage, done, total:
     # Outputs are comparable only for the same examples in the same order, with the same vocabulary.
     words: list[Any] = [getattr(side.exam.encoder.tokenizer, "get_vocab", dict)() for side in sides]
     alike = words[0] == words[1] and np.array_equal(taken[0].batches.order, taken[1].batches.order)
-    agreed = agreement(taken[0].notes, taken[1].notes) if alike else None
+    agreed = agreement_of(taken[0].notes, taken[1].notes) if alike else None
     changed = flipped(exam, taken[0].predictions, taken[1].predictions) if agreed else None
     # The middle batch: batches are sorted by length.
     middle = [one.batches[len(one.batches) // 2] for one in taken]
@@ -212,17 +212,17 @@ def choices(outputs: Any, batch: dict[str, Tensor], read: OutputReader) -> Tenso
     return torch.as_tensor(logits if head == "number" else logits.argmax(-1, keepdim=True))
 
 
-def agreement(first: Sequence[Tensor], second: Sequence[Tensor]) -> Agreement | None:
+def agreement_of(first: Sequence[Tensor], second: Sequence[Tensor]) -> OutputAgreement | None:
     """Agreement of two lists of choices; None if their shapes differ."""
     a, b = torch.cat(list(first)), torch.cat(list(second))
     if a.shape != b.shape:
         return None
     whole = bool((a == a.round()).all() and (b == b.round()).all())
     if a.shape[-1] > 2:
-        return Agreement("cosine", 100 * float(F.cosine_similarity(a, b).mean()), len(a))
+        return OutputAgreement("cosine", 100 * float(F.cosine_similarity(a, b).mean()), len(a))
     if whole:
-        return Agreement("equal", 100 * float((a == b).all(-1).float().mean()), len(a))
-    return Agreement("spearman", 100 * float(metrics.spearman(a[:, 0].numpy(), b[:, 0].numpy())), len(a))
+        return OutputAgreement("equal", 100 * float((a == b).all(-1).float().mean()), len(a))
+    return OutputAgreement("spearman", 100 * float(metrics.spearman(a[:, 0].numpy(), b[:, 0].numpy())), len(a))
 
 
 def disk_bytes(directory: str | None, model: PreTrainedModel) -> int:

@@ -11,7 +11,7 @@ import copy
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from shearling.checkpoint.sentence import Part, pooling_of_parts
+from shearling.checkpoint.sentence import SentenceModule, pooling_of_parts
 from shearling.errors import ModelError
 from shearling.models.pooling import Pooling, set_pooling
 from shearling.pipeline import Plan, Pruned
@@ -51,7 +51,7 @@ def pooling_from(model: Any) -> Pooling | None:
         if kind in ("Pooling", "Normalize", "Dense"):
             weights = {name: tensor.cpu() for name, tensor in module.state_dict().items()}
             config = {} if kind == "Normalize" else module.get_config_dict()
-            parts.append(Part(kind, config, weights, f"module {number} of the model"))
+            parts.append(SentenceModule(kind, config, weights, f"module {number} of the model"))
     names = ("similarity_fn_name", "prompts", "default_prompt_name")
     settings = {name: getattr(model, name, None) for name in names}
     return pooling_of_parts(parts, settings, getattr(model, "max_seq_length", None))

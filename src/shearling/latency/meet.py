@@ -117,7 +117,7 @@ def meet(
     correct  on a miss of more than 5%, add the error of the table to its overhead and cut again, at most twice
     """
     here = device_name(device_of(teacher.model))
-    at_home = here == table.device
+    same_device = here == table.device
     overhead = 0.0
     tried: list[Try] = []
     warnings: list[str] = []
@@ -126,10 +126,10 @@ def meet(
     while True:
         predicted = table.predict(teacher, [len(units) for units in choice.cut.kept]) / table.dense
         with stages("timing"):
-            measured = measure_ratio(teacher.model, student.model, table, at_home=at_home)
+            measured = measure_ratio(teacher.model, student.model, table, same_device=same_device)
         tried.append(Try(predicted, measured))
         missed = measured > ratio * (1 + TOLERANCE)
-        if not (missed and correct and at_home and len(tried) <= CORRECTIONS):
+        if not (missed and correct and same_device and len(tried) <= CORRECTIONS):
             break
         overhead = max(overhead, (measured - predicted) * table.dense)
         try:
@@ -141,7 +141,7 @@ def meet(
         limits = tighter
     if table.unrest > RESTLESS:
         warnings.append(f"while the latency table was measured, {restless(table.unrest)}")
-    if not at_home:
+    if not same_device:
         warnings.append(f"the latency table was measured on {table.device}; timed here, on {here}")
     if missed:
         warnings.append(f"asked for {ratio:g} of the dense time, measured {measured:.3f}")
@@ -160,11 +160,11 @@ def table_for(structure: Structure, batch_size: int, length: float | None, stage
         return on_first(lambda: profile(structure.model, batch_size=batch_size, seq_len=seq_len, progress=progress))
 
 
-def measure_ratio(dense: PreTrainedModel, pruned: PreTrainedModel, table: Table, *, at_home: bool = True) -> float:
+def measure_ratio(dense: PreTrainedModel, pruned: PreTrainedModel, table: Table, *, same_device: bool = True) -> float:
     """Time of the pruned over the dense model, run alternately under the conditions of the table."""
-    dtype = DTYPES[table.dtype] if at_home else dense.dtype
-    threads = table.threads if at_home and table.device_type == "cpu" else None
-    runtime = table.runtime if at_home else "eager"
+    dtype = DTYPES[table.dtype] if same_device else dense.dtype
+    threads = table.threads if same_device and table.device_type == "cpu" else None
+    runtime = table.runtime if same_device else "eager"
 
     def ratio() -> float:
         models = [model if model.dtype == dtype else copy.deepcopy(model).to(dtype) for model in (dense, pruned)]

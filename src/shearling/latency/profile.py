@@ -25,11 +25,11 @@ from shearling.engine.hooks import device_of, frozen
 from shearling.engine.precision import dtype_name
 from shearling.engine.progress import Progress, silent
 from shearling.errors import InputError
-from shearling.latency.assemble import Readings, assemble
+from shearling.latency.assemble import Timings, assemble
 from shearling.latency.inputs import example_inputs, placed, shape_of_inputs
 from shearling.latency.table import Table
-from shearling.latency.timing import Reading, Run, both_sides, check_runtime, device_name, runner, wall
-from shearling.latency.variants import Shape, same_in_every_layer, shapes_of, shortened, with_units
+from shearling.latency.timing import Run, Timing, both_sides, check_runtime, device_name, runner, wall
+from shearling.latency.variants import TimedShape, same_in_every_layer, shapes_of, shortened, with_units
 from shearling.models.structure import Structure, structure_of
 
 if TYPE_CHECKING:
@@ -76,9 +76,9 @@ def profile(
         start = time.perf_counter()
         depth = _depth(structure, shapes, bench.once(model), budget)
         short = shortened(structure, depth) if depth else structure
-        readings, rounds = _rounds(bench, structure, short, shapes, budget - time.perf_counter() + start, progress)
-        seconds = assemble(structure, short, shapes, readings, side="seconds")
-        launch = assemble(structure, short, shapes, readings, side="launch") if readings.two_sided else None
+        timings, rounds = _rounds(bench, structure, short, shapes, budget - time.perf_counter() + start, progress)
+        seconds = assemble(structure, short, shapes, timings, side="seconds")
+        launch = assemble(structure, short, shapes, timings, side="launch") if timings.two_sided else None
         return Table(
             device=device_name(bench.device),
             device_type=bench.device.type,
@@ -122,26 +122,26 @@ class _Bench:
         wall(run, self.device)
         return wall(run, self.device)
 
-    def visit(self, model: PreTrainedModel) -> Reading:
+    def visit(self, model: PreTrainedModel) -> Timing:
         """A warm-up, then the fastest of some runs: disturbances only make runs slower."""
         model.eval()
         run = runner(model, self.example, self.runtime)
         wall(run, self.device)
-        found: list[Reading] = []
+        found: list[Timing] = []
         while len(found) < LEAST_RUNS or (len(found) < MOST_RUNS and sum(r.seconds for r in found) < VISIT):
             found.append(self.read(run))
         launches = [r.launch for r in found if r.launch is not None]
         paces = [r.pace for r in found if r.pace is not None]
-        return Reading(min(r.seconds for r in found), min(launches, default=None), min(paces, default=None))
+        return Timing(min(r.seconds for r in found), min(launches, default=None), min(paces, default=None))
 
-    def read(self, run: Run) -> Reading:
+    def read(self, run: Run) -> Timing:
         """One run."""
         if self.reference is None:
-            return Reading(wall(run, self.device))
+            return Timing(wall(run, self.device))
         return both_sides(run, self.device, self.reference)
 
 
-def _depth(structure: Structure, shapes: Sequence[Shape], whole: float, budget: float) -> int:
+def _depth(structure: Structure, shapes: Sequence[TimedShape], whole: float, budget: float) -> int:
     """Number of layers per stack to run so that enough rounds fit into the budget; 0 for all.
 
     Assumes that a visit runs a model with about a quarter of the units three times, warm-up included.
@@ -159,18 +159,18 @@ def _rounds(
     bench: _Bench,
     structure: Structure,
     short: Structure,
-    shapes: Sequence[Shape],
+    shapes: Sequence[TimedShape],
     budget: float,
     progress: Progress,
-) -> tuple[Readings, int]:
+) -> tuple[Timings, int]:
     """Visit every model once per round, alternating the direction, until the budget is spent."""
-    readings = Readings.none_yet(shapes)
+    timings = Timings.none_yet(shapes)
     start, rounds = time.perf_counter(), 0
     while rounds < MOST:
         spent = time.perf_counter() - start
         if rounds >= FEWEST and spent * (rounds + 1) / rounds > budget:
             break
-        visits = list(_visits(structure, short, shapes, readings))
+        visits = list(_visits(structure, short, shapes, timings))
         if rounds % 2:
             visits.reverse()
         for done, (build, place) in enumerate(visits):
@@ -179,21 +179,21 @@ def _rounds(
             of_budget = (time.perf_counter() - start) / max(budget, 1e-9)
             progress(int(1000 * min(at_least, of_budget, 1.0)), 1000)
         rounds += 1
-    return readings, rounds
+    return timings, rounds
 
 
 def _visits(
-    structure: Structure, short: Structure, shapes: Sequence[Shape], readings: Readings
-) -> Iterator[tuple[Callable[[], PreTrainedModel], list[Reading]]]:
-    """(how to build the model, list for its readings); the dense and empty models are repeated among the others."""
-    anchors: list[tuple[Callable[[], PreTrainedModel], list[Reading]]] = [
-        (lambda: structure.model, readings.whole),
-        (partial(with_units, structure, None, 0), readings.empty),
+    structure: Structure, short: Structure, shapes: Sequence[TimedShape], timings: Timings
+) -> Iterator[tuple[Callable[[], PreTrainedModel], list[Timing]]]:
+    """(how to build the model, list for its timings); the dense and empty models are repeated among the others."""
+    anchors: list[tuple[Callable[[], PreTrainedModel], list[Timing]]] = [
+        (lambda: structure.model, timings.whole),
+        (partial(with_units, structure, None, 0), timings.empty),
     ]
     if short is not structure:
-        anchors.append((partial(with_units, short, None, 0), readings.short_empty))
+        anchors.append((partial(with_units, short, None, 0), timings.short_empty))
     passed = 0
-    for shape, places in zip(shapes, readings.shapes, strict=True):
+    for shape, places in zip(shapes, timings.shapes, strict=True):
         for count, place in zip(shape.counts[1:], places[1:], strict=True):
             if passed % ANCHOR_EVERY == 0:
                 yield from anchors

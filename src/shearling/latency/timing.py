@@ -65,7 +65,7 @@ def runner(model: PreTrainedModel, example: dict[str, Tensor], runtime: str) -> 
 
 
 @dataclass(frozen=True)
-class Reading:
+class Timing:
     """One run: seconds of the device and, if timed separately, of the host.
 
     pace  seconds of the host for a fixed reference run at that moment, since the host's speed varies
@@ -85,7 +85,7 @@ class Times:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Times:
-        """Statistics of some readings."""
+        """Statistics of some timings."""
         low, middle, high = np.percentile(np.asarray(values, dtype=np.float64), (25, 50, 75))
         return cls(float(middle), float(high - low) / 2)
 
@@ -110,13 +110,13 @@ def launching(run: Run, device: torch.device) -> float:
     return taken
 
 
-def both_sides(run: Run, device: torch.device, reference: Run) -> Reading:
+def both_sides(run: Run, device: torch.device, reference: Run) -> Timing:
     """One run on a GPU, with host and device timed separately."""
     launch, pace = launching(run, device), launching(reference, device)
     # The device sleeps while the host launches everything, so that it never waits for the host afterwards.
     with torch.cuda.device(device):
         torch.cuda._sleep(int(HEAD_START * min(1.5 * launch + 1e-4, LONGEST_WAIT)))
-    return Reading(_by_events(run, device), launch, pace)
+    return Timing(_by_events(run, device), launch, pace)
 
 
 def _by_events(run: Run, device: torch.device) -> float:

@@ -25,20 +25,20 @@ FINE = 8  # vector units and tensor cores work in multiples of this
 
 
 @dataclass(frozen=True)
-class Shape:
+class TimedShape:
     """A shape of sublayer, and the counts to time."""
 
     key: ShapeKey
     counts: list[int]
 
 
-def shapes_of(structure: Structure) -> list[Shape]:
+def shapes_of(structure: Structure) -> list[TimedShape]:
     """Every distinct shape; the counts include the size of each of its sublayers."""
     sizes: dict[ShapeKey, set[int]] = {}
     for sublayer, key in zip(structure.sublayers, shapes_in(structure), strict=True):
         if sublayer.units:
             sizes.setdefault(key, set()).update((sublayer.units, sublayer.floor))
-    return [Shape(key, counts_to_time(key[1], max(found), found)) for key, found in sizes.items()]
+    return [TimedShape(key, counts_to_time(key[1], max(found), found)) for key, found in sizes.items()]
 
 
 def counts_to_time(kind: str, units: int, also: Iterable[int] = ()) -> list[int]:
@@ -57,13 +57,13 @@ def counts_to_time(kind: str, units: int, also: Iterable[int] = ()) -> list[int]
     return sorted(count for count in found if 0 <= count <= units)
 
 
-def members(structure: Structure, shape: Shape) -> list[int]:
+def members(structure: Structure, shape: TimedShape) -> list[int]:
     """Indices of the sublayers of a shape."""
     pairs = zip(structure.sublayers, shapes_in(structure), strict=True)
     return [n for n, (sublayer, key) in enumerate(pairs) if sublayer.units and key == shape.key]
 
 
-def with_units(structure: Structure, shape: Shape | None, count: int) -> PreTrainedModel:
+def with_units(structure: Structure, shape: TimedShape | None, count: int) -> PreTrainedModel:
     """The model with at most `count` units in one shape's sublayers, and only the required units elsewhere.
 
     Uncut parameters share memory with the model.
@@ -91,7 +91,7 @@ def shortened(structure: Structure, depth: int) -> Structure:
     return structure_of(model)
 
 
-def sublayers_between(structure: Structure, shape: Shape, low: int, high: int) -> int:
+def sublayers_between(structure: Structure, shape: TimedShape, low: int, high: int) -> int:
     """Number of sublayers of the shape that grow from count `low` to `high`."""
     chosen = [structure.sublayers[n] for n in members(structure, shape)]
     return sum(sublayer.floor <= low and sublayer.units >= high for sublayer in chosen)

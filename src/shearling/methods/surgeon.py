@@ -100,7 +100,7 @@ class Surgeon(Method):
                 with attempt as batches:
                     found = measure(
                         structure,
-                        self._shown(structure, batches),
+                        self._with_noise(structure, batches),
                         seed=seed,
                         labels=self.labels,
                         power=MEASURED if gives_embeddings(structure.model) else 0.0,
@@ -113,7 +113,7 @@ class Surgeon(Method):
             orders = order(found, damp=self.damp, progress=progress)
         return [Ordered(*pair) for pair in zip(orders, found, strict=True)]
 
-    def _shown(self, structure: Structure, batches: Sequence[Batch]) -> Sequence[Batch]:
+    def _with_noise(self, structure: Structure, batches: Sequence[Batch]) -> Sequence[Batch]:
         """The batches to measure and refit on: with random tokens for a language model."""
         model = structure.model
         if self.labels or not self.noise or not predicts_next_token(model):
@@ -193,7 +193,7 @@ class Surgeon(Method):
             damaged_sublayers(
                 teacher,
                 student,
-                self._shown(teacher, batches),
+                self._with_noise(teacher, batches),
                 realign=self.realign,
                 precision=self.precision,
                 progress=progress,

@@ -15,7 +15,7 @@ import shearling
 from folders import batches, rows_file
 from shearling.checkpoint.pretrained import load_model
 from shearling.cli import run
-from shearling.errors import CheckpointError
+from shearling.errors import CheckpointError, ModelError
 from warm import python
 
 AUTO = "AutoModelForSequenceClassification"
@@ -132,6 +132,18 @@ def test_it_does_not_load_untrusted(cut: Path) -> None:
         shearling.load(cut)
     with pytest.raises((OSError, ValueError), match="trust_remote_code=True"):
         AutoModelForSequenceClassification.from_pretrained(cut, trust_remote_code=False)
+
+
+def test_a_class_of_transformers_of_the_same_name_does_not_take_its_place(cut: Path, tmp_path: Path) -> None:
+    """The weights may fit both classes; only one computes what was pruned."""
+    folder = Path(shutil.copytree(cut, tmp_path / "copy"))
+    config = json.loads((folder / "config.json").read_text())
+    shapes = config["shearling"] | {"auto_map": {AUTO: "house.BertForSequenceClassification"}}
+    change(folder / "config.json", architectures=["BertForSequenceClassification"], shearling=shapes)
+    with pytest.raises(CheckpointError, match="trust_remote_code=True"):
+        shearling.load(folder)
+    with pytest.raises(ModelError, match="--trust-remote-code"):
+        load_model(str(folder), device="cpu")
 
 
 def test_the_code_and_what_is_said_of_it(cut: Path) -> None:

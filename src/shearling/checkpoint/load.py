@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shearling import schema
 from shearling.checkpoint.register import upgraded
-from shearling.errors import CheckpointError
+from shearling.errors import CheckpointError, ModelError
 from shearling.files import RECORD
 
 if TYPE_CHECKING:
@@ -21,11 +22,17 @@ def load(directory: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
     folder = Path(directory)
     record, config = check_files(folder)
     kwargs |= {"output_loading_info": True, "use_safetensors": True}  # never a pickle
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    auto_maps = (config.get("shearling") or {}).get("auto_map"), config.get("auto_map")
     try:
-        model, info = _model_class(config, folder, kwargs.get("trust_remote_code")).from_pretrained(folder, **kwargs)
+        found = model_class(name, auto_maps, folder, trusted=bool(kwargs.get("trust_remote_code")), pruned=True)
+        model, info = found.from_pretrained(folder, **kwargs)
         check_weights(model, info["missing_keys"], record, folder)
     except CheckpointError:
         raise
+    except ModelError as error:
+        raise CheckpointError(str(error)) from None
     except Exception as error:  # transformers may raise anything for a damaged file
         raise CheckpointError(f"{folder} does not load: {error}") from error
     loaded: PreTrainedModel = model
@@ -104,33 +111,21 @@ def check_index(folder: Path) -> None:
         schema.INDEX.read(index)
 
 
-def _model_class(config: dict[str, Any], folder: Path, trusted: Any) -> Any:
+def model_class(name: Any, auto_maps: Sequence[Any], place: Path | str, *, trusted: bool, pruned: bool) -> Any:
+    """The model class of a checkpoint: of transformers or, if trusted, custom.
+
+    auto_maps  `{AutoModel...: file.class}`, the first that is not empty names the custom classes
+    pruned     whether shearling wrote it: a custom class is then never replaced by one of transformers of that name
+    """
     import transformers
 
-    names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
-    if own := own_class(name, config.get("shearling", config).get("auto_map")):  # stock shapes have no "shearling"
-        if not trusted:
-            raise CheckpointError(
-                f"{folder} is a {name}, a custom class; load it with trust_remote_code=True, which runs its code."
-            )
-        return getattr(transformers, own)
-    found = class_named(name)
-    if found is None:
-        raise CheckpointError(f"{folder}/config.json names the model class {name!r}, which transformers does not have.")
-    return found
-
-
-def own_class(name: Any, references: Any) -> str | None:
-    """The `AutoModel...` name under which an `auto_map` (`{AutoModel...: file.class}`) has this class, or None."""
-    own = references if isinstance(references, dict) else {}
-    found = (auto for auto, place in own.items() if auto.startswith("AutoModel") and str(place).split(".")[-1] == name)
-    return next(found, None)
-
-
-def class_named(name: Any) -> Any:
-    """The model class of transformers with this name, or None."""
-    import transformers
-
+    named = next((one for one in auto_maps if isinstance(one, dict) and one), {})
+    own = (auto for auto, path in named.items() if auto.startswith("AutoModel") and str(path).split(".")[-1] == name)
+    custom = next(own, None)
+    if custom and trusted:
+        return getattr(transformers, custom)  # imports the custom class
     found = getattr(transformers, name, None) if isinstance(name, str) else None
-    return found if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) else None
+    if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) and not (custom and pruned):
+        return found
+    hint = " It is custom code of the model; trust_remote_code=True (--trust-remote-code) runs it." if custom else ""
+    raise ModelError(f"{place} is a {name}, a model that transformers {transformers.__version__} does not have.{hint}")

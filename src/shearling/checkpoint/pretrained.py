@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shearling import schema
-from shearling.checkpoint.load import check_files, check_index, check_weights, class_named, own_class
+from shearling.checkpoint.load import check_files, check_index, check_weights, model_class
 from shearling.checkpoint.sentence import attach_pooling, is_embedder, transformer_in
 from shearling.engine.precision import DTYPES
 from shearling.engine.silence import quiet_transformers
@@ -45,12 +45,12 @@ def load_model(
     check_index(path)
     if any(path.glob("*.bin")) and not any(path.glob("*.safetensors")):
         raise ModelError(
-            f"{name} has its weights as a pickle (.bin), which can run arbitrary code when read, so it is not opened. "
+            f"{name} holds its weights as a pickle (.bin), which can run arbitrary code when read, so it is not opened. "
             "If you trust it, from_pretrained(...).save_pretrained(...) of transformers converts it to safetensors."
         )
     record = check_files(path)[0] if (path / RECORD).is_file() else None
     with _explained(f"Cannot load the model '{name}'", local=path.exists()):
-        model, info = _class_of(config, name, trusted=trust_remote_code).from_pretrained(
+        model, info = _class_of(config, name, trusted=trust_remote_code, pruned=record is not None).from_pretrained(
             name,
             dtype=dtype_of(dtype) or "auto",
             output_loading_info=True,
@@ -183,23 +183,12 @@ def dtype_of(name: str | None) -> torch.dtype | None:
     return DTYPES[name]
 
 
-def _class_of(config: Any, name: str, *, trusted: bool) -> Any:
-    """The class of the checkpoint: of transformers or, if trusted, custom."""
-    import transformers
+def _class_of(config: Any, name: str, *, trusted: bool, pruned: bool) -> Any:
+    from transformers import AutoModel
 
-    names = config.architectures or []
-    if not names:
-        return transformers.AutoModel
-    pruned = getattr(config, "shearling", None) or {}
-    own = own_class(names[0], pruned.get("auto_map") or getattr(config, "auto_map", None))
-    if own and trusted:
-        return getattr(transformers, own)  # imports the custom class
-    if (found := class_named(names[0])) is not None:
-        return found
-    hint = " It is custom code of the model; --trust-remote-code runs it." if own else ""
-    raise ModelError(
-        f"{name} is a {names[0]}, a model that transformers {transformers.__version__} does not have.{hint}"
-    )
+    auto_maps = ((getattr(config, "shearling", None) or {}).get("auto_map"), getattr(config, "auto_map", None))
+    names = config.architectures
+    return model_class(names[0], auto_maps, name, trusted=trusted, pruned=pruned) if names else AutoModel
 
 
 @contextmanager

@@ -45,8 +45,8 @@ def load_model(
     check_index(path)
     if any(path.glob("*.bin")) and not any(path.glob("*.safetensors")):
         raise ModelError(
-            f"{name} holds its weights as a pickle (.bin), which can run arbitrary code when read, so it is not opened. "
-            "If you trust it, from_pretrained(...).save_pretrained(...) of transformers converts it to safetensors."
+            f"{name} holds its weights as a pickle (.bin), which can run arbitrary code when read, so it is not "
+            "opened. If you trust it, from_pretrained(...).save_pretrained(...) of transformers converts it."
         )
     record = check_files(path)[0] if (path / RECORD).is_file() else None
     with _explained(f"Cannot load the model '{name}'", local=path.exists()):

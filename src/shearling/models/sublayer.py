@@ -208,7 +208,7 @@ class Sublayer:
             scale = self.weight.new_tensor(scale)
         if not isinstance(scale, Tensor):
             return None
-        return scale.masked_fill(scale == 0, torch.inf)  # targets are divided by it: zero channels get the target 0
+        return scale.masked_fill(scale == 0, torch.inf)  # residuals are divided by it: zero for zero channels
 
     @property
     def weights_per_unit(self) -> int:

@@ -1,4 +1,4 @@
-"""Precision of the passes over the sample: TF32, bfloat16, and sums of products that keep float32."""
+"""Precision of the passes over the sample: TF32, bfloat16, and Gram matrices with float32 accuracy."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Precision = Literal["float32", "tf32", "bfloat16"]  # of the products in passes over the sample, on a GPU
+Precision = Literal["float32", "tf32", "bfloat16"]  # of matrix products in passes over the sample, on a GPU
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 EXACT_ROWS = 4096  # rows per bfloat16 GEMM; the chunks are summed in float32
-SPLIT_ROWS = 8 * EXACT_ROWS  # rows split into high and low parts at once
-BLOCK = 512  # columns of a Gram matrix that a CPU computes at a time
+SPLIT_ROWS = 8 * EXACT_ROWS  # rows per split into high and low parts
+BLOCK = 512  # columns of a Gram matrix per block on a CPU
 COLUMN_MULTIPLE = 8  # tensor cores are slow for other column counts
 
 
 @contextmanager
 def kernels(precision: Precision) -> Iterator[None]:
-    """Which GPU kernels a pass runs: TF32 for float32 products unless float32 is asked for, no attention of cuDNN.
+    """Select GPU kernels: TF32 for float32 products unless float32 is requested, and no cuDNN attention.
 
-    cuDNN builds a plan for every new shape of attention, which takes longer than the pass; the other kernels do not.
+    cuDNN builds a plan for every new shape of attention, which takes longer than the pass.
     """
     before, planned = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
     try:
@@ -40,7 +40,7 @@ def has_bfloat16(device: torch.device) -> bool:
 
 
 def used_precision(model: nn.Module, precision: Precision) -> str:
-    """The precision that passes over the sample really have: on a CPU, or without bfloat16, the model's own."""
+    """The precision actually used: on a CPU, or without bfloat16 support, the model's own."""
     parameter = next(model.parameters())
     if parameter.device.type == "cuda" and parameter.dtype == torch.float32:
         return "float32" if precision == "bfloat16" and not has_bfloat16(parameter.device) else precision
@@ -48,13 +48,13 @@ def used_precision(model: nn.Module, precision: Precision) -> str:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As options and records have it: `float32`."""
+    """The name of a dtype in options and records: `float32`."""
     return str(dtype).removeprefix("torch.")
 
 
 @contextmanager
 def half_precision(module: nn.Module, precision: Precision) -> Iterator[None]:
-    """bfloat16, if asked for, for the products inside a float32 module on a GPU; norms and residuals stay float32."""
+    """bfloat16 autocast, if requested, for a float32 module on a GPU; norms and residuals stay float32."""
     parameter = next(module.parameters())
     suits = precision == "bfloat16" and parameter.dtype == torch.float32 and has_bfloat16(parameter.device)
     with torch.autocast(parameter.device.type, torch.bfloat16, enabled=suits):
@@ -62,10 +62,10 @@ def half_precision(module: nn.Module, precision: Precision) -> Iterator[None]:
 
 
 class HalfWeights:
-    """bfloat16 copies of a model's float32 weights, which stand in for them while a step computes its gradients.
+    """bfloat16 copies of a model's float32 weights, used in their place for computing gradients.
 
-    Unlike under autocast, hidden states and norms are bfloat16 too, so that a step moves half as many bytes. The
-    optimiser changes the float32 weights; `update` brings the copies up to date.
+    Unlike with autocast, hidden states and norms are bfloat16 too, which halves the memory traffic. The optimiser
+    updates the float32 weights; `update` copies them.
     """
 
     def __init__(self, model: nn.Module, weights: Sequence[Tensor]) -> None:
@@ -78,7 +78,7 @@ class HalfWeights:
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
-        """The model's parameters are the copies."""
+        """Use the copies as the model's parameters."""
         try:
             self._put(self._half)
             yield
@@ -86,7 +86,7 @@ class HalfWeights:
             self._put(self._full)
 
     def update(self) -> None:
-        """Round the float32 weights anew."""
+        """Update the copies from the float32 weights."""
         torch._foreach_copy_([half for half, _ in self._changing], [full for _, full in self._changing])
 
     def _put(self, tensors: Sequence[Tensor]) -> None:
@@ -110,9 +110,9 @@ def add_gram_(total: Tensor, a: Tensor) -> None:
 def add_gram_and_cross_(gram: Tensor, cross: Tensor, h: Tensor, y: Tensor) -> None:
     """gram += h^T h and cross += h^T y, for h [rows, n] and y [rows, m].
 
-    In the precision of the sums; on a GPU nearly so, at the speed of bfloat16: a float32 is split into two bfloat16,
-    high + low, and only low times low is left out. That keeps 16 bits of mantissa, where TF32 has 10 and leaves Gram
-    matrices indefinite. What is bfloat16 already has no low part.
+    On a GPU, with nearly float32 accuracy at the speed of bfloat16: a float32 is split into two bfloat16, high + low,
+    and only the product low x low is dropped. This keeps 16 bits of mantissa; TF32 has 10, which makes Gram matrices
+    indefinite. bfloat16 inputs have no low part.
     """
     if not _in_parts(gram, h):
         h, y = h.to(gram.dtype), y.to(gram.dtype)
@@ -137,7 +137,7 @@ def add_gram_and_cross_(gram: Tensor, cross: Tensor, h: Tensor, y: Tensor) -> No
 
 
 def _add_symmetric_(total: Tensor, a: Tensor) -> None:
-    """total += a^T a; of a large matrix on a CPU, the blocks below the diagonal are computed and mirrored."""
+    """total += a^T a; for a large matrix on a CPU, only one half is computed."""
     n = len(total)
     if total.device.type != "cpu" or n < 2 * BLOCK:
         total.addmm_(a.T, a)
@@ -149,7 +149,7 @@ def _add_symmetric_(total: Tensor, a: Tensor) -> None:
 
 
 def _in_parts(total: Tensor, a: Tensor) -> bool:
-    """Whether products are summed from bfloat16 parts."""
+    """Whether products are computed from bfloat16 parts."""
     exact = torch.get_float32_matmul_precision() == "highest"
     return not exact and total.dtype == torch.float32 and has_bfloat16(a.device)
 
@@ -162,7 +162,7 @@ class Parts(NamedTuple):
 
 
 def _split(a: Tensor) -> Parts:
-    """In chunks of rows, filled with zeros up to whole chunks and to columns that tensor cores are fast at."""
+    """Split into chunks of rows, zero-padded to whole chunks and to a multiple of columns for tensor cores."""
     missing = -len(a) % EXACT_ROWS if len(a) > EXACT_ROWS else 0
     if missing or a.shape[1] % COLUMN_MULTIPLE:
         a = F.pad(a, (0, -a.shape[1] % COLUMN_MULTIPLE, 0, missing))
@@ -182,9 +182,9 @@ def _gram(a: Parts) -> Tensor:
 def _products(a: Tensor, b: Tensor) -> Tensor:
     """a^T b in float32, [columns of a, columns of b].
 
-    Chunk by chunk: tensor cores truncate while they accumulate, so long sums would drift.
+    In chunks, because tensor cores truncate while accumulating, so long sums would drift.
     """
     if a.device.type == "cuda" and "dtype" in torch.ops.aten.bmm.overloads():  # from torch 2.8 on
         return torch.bmm(a.mT, b, out_dtype=torch.float32).sum(0)
     with torch.autocast(a.device.type, enabled=False):
-        return torch.bmm(a.mT.float(), b.float()).sum(0)  # TF32 holds a bfloat16 exactly, too
+        return torch.bmm(a.mT.float(), b.float()).sum(0)  # TF32 represents bfloat16 exactly

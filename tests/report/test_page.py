@@ -158,7 +158,7 @@ def test_examples_that_flipped_are_shown_with_their_text(record: dict[str, Any])
                   "shown": [{"text": "a text", "right": "", "dense": "0", "pruned": "1"}]}  # fmt: skip
     page = model_page(record | {"flipped": unlabelled})
     assert "1 of 4 predictions changed" in page
-    assert "right ones" not in page
+    assert "from right to wrong" not in page
     points = [point("surgeon", 0.5, 89.5, flipped=FLIPPED), point("surgeon", 0.3, 85.0)]
     assert "".join(Outline(sweep_page(points, TOLD, title="tiny")).text).count("not <good>") == 1
 

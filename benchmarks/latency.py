@@ -187,7 +187,9 @@ def _task(args: argparse.Namespace, task: str) -> tuple[Any, shearling.Plan, Cal
     model = str(args.models / f"minilm-l6-{task}")
     source = Source(model, file("train"), task, samples=args.samples, device=args.device)
     loaded = open_source(source, methods=[Surgeon()])
-    plan = measure(loaded.model, loaded.examples, **source.sampling, method=Surgeon())
+    plan = measure(
+        loaded.model, loaded.examples, samples=source.samples, seed=source.seed, length=source.length, method=Surgeon()
+    )
     exam = make_exam(loaded.model, loaded.tokenizer, read_rows(file("dev")), task)
     return loaded, plan, lambda m: float(exam.take(m, device=args.device).value)
 

@@ -34,7 +34,7 @@ def test_a_small_estimated_loss_is_enough(few: None, monkeypatch: pytest.MonkeyP
     pruned = shearling.prune(model_of("bert"), batches_of(16, 4), flops=0.5)
     told = samples_of(pruned)
     assert (told["used"], told["given"]) == (16, 64)
-    assert "nats an example" in str(told["why"])
+    assert "nats per example" in str(told["why"])
     assert pruned.report.examples == 16
 
 

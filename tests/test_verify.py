@@ -100,7 +100,7 @@ def test_outputs_of_any_name_are_compared(pair: tuple[Structure, Structure], mon
 
 def test_nothing_to_compare_is_no_pass(pair: tuple[Structure, Structure], monkeypatch: pytest.MonkeyPatch) -> None:
     renamed(monkeypatch, logits="choice")
-    with pytest.raises(CheckFailed, match="no tensor of numbers"):
+    with pytest.raises(CheckFailed, match="no floating-point tensor"):
         self_check(*pair, KEPT, sample_of(batches_of(1)), [])
 
 

@@ -1,4 +1,4 @@
-"""What units cost: multiply-accumulates, parameters, or measured time, as a table per sublayer."""
+"""Costs of units (multiply-accumulates, parameters or measured time), as a table per sublayer."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SLACK = 1e-9  # relative; costs are sums of floats
 
 @dataclass(frozen=True)
 class Piecewise:
-    """What k units of one sublayer cost: nothing at 0, `overhead` up to `threshold`, then `slope` for each one more."""
+    """Cost of k units of one sublayer: 0 for k = 0, `overhead` up to `threshold`, then `slope` per further unit."""
 
     slope: float
     overhead: float = 0.0
@@ -43,34 +43,40 @@ class Piecewise:
 
 @dataclass(frozen=True)
 class Limit:
-    """One constraint, ready for a method: what keeping k units of each sublayer costs, and the budget."""
+    """One constraint as methods see it: the cost of keeping k units of each sublayer, and the budget.
+
+    tables  per sublayer, [units + 1]
+    fixed   cost of what cannot be pruned but is part of the dense cost
+    whole   dense cost, where it is not the sum of the above
+    pieces  per sublayer, the fit of Alg. 2 to a table that is not linear
+    """
 
     name: str
     ratio: float
-    tables: tuple[NDArray[np.float64], ...]  # per sublayer [units + 1]
-    fixed: float = 0.0  # the cost of what cannot be pruned, but counts in the ratio
-    whole: float | None = None  # what the ratio is of, where that is not the sum of the above
-    pieces: tuple[Piecewise, ...] = ()  # per sublayer, the fit of Alg. 2 to a table that is not a straight line
+    tables: tuple[NDArray[np.float64], ...]
+    fixed: float = 0.0
+    whole: float | None = None
+    pieces: tuple[Piecewise, ...] = ()
 
     @property
     def dense(self) -> float:
-        """The cost with every unit."""
+        """The cost with all units."""
         if self.whole is not None:
             return self.whole
         return self.fixed + float(sum(table[-1] for table in self.tables))
 
     @property
     def budget(self) -> float:
-        """What the units may cost together."""
+        """Maximum total cost of the units."""
         return self.ratio * self.dense - self.fixed
 
     def among(self, numbers: Sequence[int]) -> Limit:
-        """The same limit for a model that has these sublayers only; the budget stays."""
+        """The same limit for a model with only these sublayers; the budget stays."""
         pieces = tuple(self.pieces[i] for i in numbers) if self.pieces else ()
         return replace(self, tables=tuple(self.tables[i] for i in numbers), pieces=pieces, whole=self.dense)
 
     def spent(self, counts: Sequence[int]) -> float:
-        """What these counts cost together."""
+        """Total cost of these counts."""
         return float(sum(table[count] for table, count in zip(self.tables, counts, strict=True)))
 
     def holds(self, counts: Sequence[int]) -> bool:
@@ -79,12 +85,12 @@ class Limit:
 
 
 def asked(limits: Sequence[Limit]) -> str:
-    """The constraints in words, each once."""
+    """The constraints as text, without duplicates."""
     return ", ".join(dict.fromkeys(f"{limit.name}={limit.ratio:g}" for limit in limits))
 
 
 def ratio_of(name: str, value: object) -> float:
-    """A constraint as the user gave it, checked."""
+    """Check a constraint given by the user."""
     try:
         ratio = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -95,20 +101,17 @@ def ratio_of(name: str, value: object) -> float:
 
 
 def macs_per_unit(sublayer: Sublayer, length: float, source: float = 0.0) -> float:
-    """Multiply-accumulates of one unit for one example of `length` tokens; `source` are those of its encoder."""
+    """Multiply-accumulates of one unit for an example of `length` tokens, with `source` tokens in its encoder."""
     pairs = length * (source if sublayer.part.across else sublayer.reach(length))
-    product = 2 * pairs * sublayer.width if sublayer.kind == "heads" else 0.0  # q k^T and its product with v
+    product = 2 * pairs * sublayer.width if sublayer.kind == "heads" else 0.0  # q k^T, and attention x v
     rows = sublayer.position_rows(length)
-    positions = sublayer.position_products * rows * sublayer.width  # projected, then met by tokens
+    positions = sublayer.position_products * rows * sublayer.width  # projected, then multiplied with tokens
     once = length * sublayer.weights_per_unit + source * sublayer.entries_per_unit("source")
     return sublayer.repeats * (once + product + positions * (sublayer.weight.shape[0] + length))
 
 
 def _prices(structure: Structure, lengths: Sequence[float]) -> list[float]:
-    """Per sublayer, the multiply-accumulates of one unit, at the number of tokens that its output is for.
-
-    Cross-attention also reads the tokens of the first stack, the encoder.
-    """
+    """Per sublayer, the multiply-accumulates of one unit; cross-attention also reads the tokens of the first stack."""
     source = lengths[0]
     return [macs_per_unit(s, length, source) for s, length in zip(structure.sublayers, lengths, strict=True)]
 
@@ -122,7 +125,7 @@ def flops_limit(structure: Structure, lengths: Sequence[float], ratio: float) ->
 
 
 def params_limit(structure: Structure, ratio: float) -> Limit:
-    """The constraint on parameters of the prunable layers that go with units."""
+    """The constraint on parameters that belong to units of the prunable layers."""
     return Limit("params", ratio, tuple(_linear(s.units, s.params_per_unit) for s in structure.sublayers))
 
 
@@ -131,33 +134,33 @@ def _linear(units: int, price: float) -> NDArray[np.float64]:
 
 
 def count_macs(structure: Structure, lengths: Sequence[float]) -> float:
-    """Multiply-accumulates of the prunable layers, from the modules as they are."""
+    """Multiply-accumulates of the prunable layers."""
     return sum(s.units * price for s, price in zip(structure.sublayers, _prices(structure, lengths), strict=True))
 
 
 def count_params(structure: Structure) -> int:
-    """Parameters of the prunable layers, from the modules as they are."""
+    """Parameters of the prunable layers."""
     return sum(s.units * s.params_per_unit for s in structure.sublayers)
 
 
 def parameters(model: nn.Module) -> int:
-    """All parameters of the model."""
+    """Number of parameters of the model."""
     return sum(p.numel() for p in model.parameters())
 
 
 def weight_bytes(model: nn.Module) -> int:
-    """What all parameters take in memory."""
+    """Bytes of all parameters."""
     return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
 def sequence_lengths(structure: Structure, sample: Sample) -> list[float]:
-    """Per sublayer, the mean number of real tokens of an example, found by running one."""
+    """Per sublayer, the mean number of real tokens per example, found by running one example."""
     batch = sample.some(1)
     firsts = [sublayer for stack in structure.stacks for sublayer in stack.sublayers[0]]
     shapes: dict[Sublayer, torch.Size] = {}
 
     def on_input(number: int, h: Tensor) -> None:
-        shapes[firsts[number]] = torch.Size((1, h.shape[:-1].numel()))  # of one example, maybe in windows
+        shapes[firsts[number]] = torch.Size((1, h.shape[:-1].numel()))  # tokens of the example, maybe in windows
 
     with frozen(structure.model), torch.inference_mode(), watched(firsts, on_input):
         run(structure.model, batch.to(device_of(structure.model)))
@@ -171,7 +174,7 @@ def sequence_lengths(structure: Structure, sample: Sample) -> list[float]:
         for sublayer in stack.sublayers[0]:
             length = float(shapes[sublayer][1])
             if mask is not None and (mask.shape == shapes[sublayer] or stack.frames is not None):
-                length *= sample.mean_total(name) / mask.shape[1]  # a mask over audio samples counts frames
+                length *= sample.mean_total(name) / mask.shape[1]  # also scales frames by a mask over audio samples
             elif mask is None and tokens == length:
                 length = sample.mean_length or length
             found.append(length)
@@ -180,7 +183,7 @@ def sequence_lengths(structure: Structure, sample: Sample) -> list[float]:
 
 
 def whole_macs(model: PreTrainedModel, batch: Batch, lengths: Mapping[str, float]) -> int:
-    """Multiply-accumulates of the whole model for one example of about so many tokens, counted by running it.
+    """Multiply-accumulates of the whole model for one example of these lengths, counted by running it.
 
     lengths  tokens by input: `input_ids`, and `decoder_input_ids` of an encoder-decoder
     """
@@ -188,10 +191,10 @@ def whole_macs(model: PreTrainedModel, batch: Batch, lengths: Mapping[str, float
     from torch.utils.flop_counter import FlopCounterMode
 
     example = batch.pick(torch.tensor([0])).inputs
-    for side in ("decoder_", ""):  # the encoder's own inputs have no such name
+    for side in ("decoder_", ""):  # inputs of the encoder have no prefix
         example = _of_length(example, side, round(lengths.get(f"{side}input_ids", 0)))
     here = {k: v.to(device_of(model)) for k, v in example.items()}
-    # The counter misses fused attention on a CPU; with this kernel it is made of plain matrix products.
+    # The counter misses fused attention on a CPU; this kernel consists of plain matrix products.
     with frozen(model), torch.inference_mode(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(**here)
     return int(counter.get_total_flops()) // 2
@@ -199,11 +202,12 @@ def whole_macs(model: PreTrainedModel, batch: Batch, lengths: Mapping[str, float
 
 @dataclass(frozen=True)
 class Counted:
-    """Multiply-accumulates of a dense model, to compare smaller ones with.
+    """Multiply-accumulates of a dense model, the reference for pruned ones.
 
-    tokens  by input: those of the layers, or the sample's where the layers differ
-    layers  of its prunable layers, at the lengths that the sublayers see
-    rest    of everything else
+    lengths  tokens per sublayer
+    tokens   tokens by input: those of the layers, or the sample's means where the layers differ
+    layers   multiply-accumulates of the prunable layers
+    rest     of everything else
     """
 
     dense: Structure
@@ -215,10 +219,10 @@ class Counted:
 
     @classmethod
     def of(cls, dense: Structure, sample: Sample, lengths: Sequence[float]) -> Counted:
-        """Counted by running one example of the mean length."""
+        """Count by running one example of the mean length."""
         mean, alike = sum(lengths) / len(lengths), len(set(lengths)) == 1
         tokens = {"input_ids": mean, "decoder_input_ids": mean} | ({} if alike else sample.mean_lengths)
-        ran = [float(round(mean))] * len(lengths) if alike else lengths  # layers count the mean itself
+        ran = [float(round(mean))] * len(lengths) if alike else lengths  # the example's length is rounded
         whole = whole_macs(dense.model, sample.some(1), tokens)
         return cls(dense, sample, lengths, tokens, count_macs(dense, lengths), whole - count_macs(dense, ran))
 
@@ -228,18 +232,18 @@ class Counted:
         return self.rest + self.layers
 
     def layers_of(self, student: Structure) -> float:
-        """Of a smaller model's prunable layers."""
+        """Of a pruned model's prunable layers."""
         return count_macs(student, [self.lengths[place] for place in student.places_in(self.dense)])
 
     def whole_of(self, student: Structure) -> float:
-        """Of the whole smaller model; where all layers see the same tokens, the dense one tells the rest."""
+        """Of the whole pruned model; counted by running it only where layers differ in length."""
         if len(set(self.lengths)) > 1:
             return whole_macs(student.model, self.sample.some(1), self.tokens)
         return self.rest + self.layers_of(student)
 
 
 def _of_length(inputs: dict[str, Tensor], side: str, length: int) -> dict[str, Tensor]:
-    """An example with the tokens of one side cut or repeated to a length, where it has any."""
+    """Cut or repeat the tokens of the encoder's or decoder's inputs to a length."""
     ids = inputs.get(f"{side}input_ids")
     if ids is None or ids.dim() != 2:
         return inputs

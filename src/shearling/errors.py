@@ -1,14 +1,14 @@
 """Every error that shearling raises on purpose.
 
 ShearlingError
-├── InputError            the caller can mend it; the command line exits with 2
+├── InputError            the caller can fix it; the command line exits with 2
 │   ├── ModelError        the model: missing, untrained, damaged, unsupported
 │   │   └── UnsupportedArchitecture
 │   ├── DataError         the sample or the evaluation data
 │   ├── ConstraintError   the constraint: out of range, infeasible, contradictory
 │   ├── TableError        a latency table: damaged, or of another model
 │   ├── CheckpointError   a pruned checkpoint: damaged or incomplete
-│   └── OutputError       the place to write to
+│   └── OutputError       the output path
 └── CheckFailed           the self-check found a wrong result: nothing was saved
 
 A message says what was asked, what was found, and what to do.
@@ -16,11 +16,11 @@ A message says what was asked, what was found, and what to do.
 
 
 class ShearlingError(Exception):
-    """The root of the tree."""
+    """Base class of all errors."""
 
 
 class InputError(ShearlingError, ValueError):
-    """Wrong use or bad input; the message says how to mend it."""
+    """Wrong use or bad input; the message says how to fix it."""
 
 
 class ModelError(InputError):
@@ -36,7 +36,7 @@ class DataError(InputError):
 
 
 class ConstraintError(InputError):
-    """The constraint cannot be met, or makes no sense."""
+    """The constraint cannot be met or is invalid."""
 
 
 class TableError(InputError):
@@ -48,7 +48,7 @@ class CheckpointError(InputError):
 
 
 class OutputError(InputError):
-    """The result cannot be written there."""
+    """The output path cannot be written."""
 
 
 class CheckFailed(ShearlingError):

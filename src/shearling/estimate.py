@@ -1,4 +1,4 @@
-"""What a run will take, before it begins: memory from the shapes, time from one timed pass and the speed of products.
+"""Estimate the memory of a run from shapes, and its time from one timed pass and the speed of matrix products.
 
 The counts follow the stages of `surgeon`: measure (forward, backward, Gram matrices), order (float64), refit (both
 models layer by layer, Gram matrices, a solve in float64). Other methods need less of both.
@@ -21,16 +21,16 @@ from shearling.engine.recompute import MOST, is_too_much, kept_bytes
 from shearling.models.structure import Structure
 from shearling.sample.sample import Sample
 
-LIBRARIES = 4 * 10**8  # bytes of Python, torch and transformers themselves
-BACKWARD = 2.3  # forward passes that one forward and backward without gradients of weights take
+LIBRARIES = 4 * 10**8  # bytes of Python, torch and transformers
+BACKWARD = 2.3  # duration of forward and backward without weight gradients, in forward passes
 TEACHER, STUDENT = 1.2, 2.0  # passes through the layers of each model in the refit
-CHECKS = 2  # batches more: a few examples for the checks, those held out for the agreement
+CHECKS = 2  # additional batches for checks and agreement
 TRIALS = 3
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds (None where they were not worked out), and bytes: the peak, and what of it is weights and statistics."""
+    """Seconds (None on a GPU), and bytes: the peak, and its parts for weights and statistics."""
 
     seconds: float | None
     memory: int
@@ -52,7 +52,7 @@ def estimate(
     ratio: float = 1.0,
     precision: Precision = "float32",
 ) -> Estimate:
-    """For pruning to a share of the layers' costs; `lengths` are the tokens of an example in each sublayer."""
+    """Estimate pruning to a ratio of the layers' costs; `lengths` are the tokens per example in each sublayer."""
     weights = weight_bytes(structure.model)
     statistics = sum(4 * sum(side**2 for side in s.weight.shape) for s in structure.sublayers)
     on_cpu = device_of(structure.model).type == "cpu"
@@ -65,7 +65,7 @@ def estimate(
 
 
 def _memory(structure: Structure, sample: Sample, ratio: float, weights: int, statistics: int) -> int:
-    """The largest of the stages: measure, order, refit, check."""
+    """The maximum over the stages measure, order, refit and check."""
     longest = max(int(group.tokens.max()) for group in sample.groups)
     width = logits_per_token(structure.model)
     tokens = max(longest, min(BACKWARD_TOKENS["cpu"], LOGITS["cpu"] // width if width else BACKWARD_TOKENS["cpu"]))
@@ -73,7 +73,7 @@ def _memory(structure: Structure, sample: Sample, ratio: float, weights: int, st
     kept = kept_bytes(structure, tokens)
     deepest = max(sum(1 for _ in stack.layers) for stack in structure.stacks)
     inside = kept if kept <= MOST else kept // deepest + 4 * tokens * deepest * structure.sublayers[0].weight.shape[0]
-    measuring = statistics + inside + 12 * tokens * width  # logits, in float32, and their gradient
+    measuring = statistics + inside + 12 * tokens * width  # logits in float32, and their gradient
     widest = max(s.units * s.width for s in structure.sublayers)
     ordering = statistics + 5 * 8 * widest**2  # A, its factor, B, C and a product, in float64
     hidden = max(s.weight.shape[0] for s in structure.sublayers)
@@ -88,7 +88,7 @@ def _memory(structure: Structure, sample: Sample, ratio: float, weights: int, st
 def _seconds(
     structure: Structure, sample: Sample, lengths: Sequence[float], ratio: float, precision: Precision
 ) -> float:
-    """Passes over the sample by a timed one; sums and solves by their products and the speed of these here."""
+    """Passes over the sample from a timed one; sums and solves from their operations and the measured speed."""
     batches = cut_batches(sample, device_of(structure.model), backward=True, logits=logits_per_token(structure.model))
     with frozen(structure.model), torch.inference_mode(), kernels(structure.model, precision):
         began = time.perf_counter()
@@ -110,11 +110,11 @@ def _seconds(
 
 @cache
 def _speed(dtype: torch.dtype, threads: int) -> float:
-    """Multiply-accumulates a second of a^T a on this CPU, timed once a process for each count of threads."""
+    """Multiply-accumulates per second of a^T a on this CPU, timed once per process and thread count."""
     a = torch.ones(2048, 512, dtype=dtype)
     total = torch.zeros(512, 512, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
     best = float("inf")
-    for _ in range(TRIALS + 1):  # the first one starts the threads
+    for _ in range(TRIALS + 1):  # the first starts the threads
         began = time.perf_counter()
         add_gram_(total, a)
         best = min(best, time.perf_counter() - began)

@@ -1,7 +1,7 @@
-"""Write files and folders completely or not at all; the one place that decides whether something may be written.
+"""Write files and folders atomically; the only place that decides whether something may be written.
 
-They are filled under a hidden name beside their target, flushed to disk, and renamed: a visible name is complete.
-`force` replaces a file that was named, or a folder that shearling wrote, and nothing else.
+Output is written under a hidden name beside the target, flushed to disk and renamed, so a visible file is complete.
+`force` replaces the named file, or a folder that shearling wrote, and nothing else.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ EXPORT = "shearling-export.json"  # in every directory that an export wrote
 SWEEP = ("sweep.json", "results.json")  # in the folder of every sweep
 DEMO = "report.json"  # in the folder of the demo, beside other reports and the checkpoint
 FORCE = "replace it with force (--force, force=True)"
-BLOCK = 2**20  # bytes that a digest reads at once
-PARTS = 16  # places of a file that a digest reads from
+BLOCK = 2**20  # bytes per block that a digest reads
+PARTS = 16  # evenly spaced blocks of a file that a digest reads
 
 
 def check_writable(target: Path, *, force: bool = False, keep: Iterable[Any] = ()) -> None:
-    """Raise unless a folder may be written here: before minutes of work, not after.
+    """Raise unless a folder may be written here; called before the work starts.
 
     force  a folder that shearling wrote may be replaced
-    keep   places that are never replaced, nor a folder they lie in: where the model comes from. Names that are no
-           directories are passed over (a model in memory or on the Hub). The working directory is always kept.
+    keep   paths that are never replaced, nor a folder that contains them: the source model. Values that are not
+           directories are ignored (a model in memory or on the Hub). The working directory is always kept.
     """
     check_folder(target)
     if not target.is_dir():
@@ -65,11 +65,11 @@ def is_ours(folder: Path) -> bool:
 
 
 def check_folder(target: Path) -> None:
-    """Raise unless there is a folder at this place, or one could be made."""
+    """Raise unless the folder exists or could be created."""
     try:
         target.lstat()
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        pass  # looked at below
+        pass  # checked below
     except (OSError, ValueError) as error:
         raise OutputError(f"{target} cannot be a directory: {getattr(error, 'strerror', None) or error}.") from None
     if target.is_symlink() and not target.exists():
@@ -90,7 +90,7 @@ def check_file(path: Path, *, force: bool = False) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace a file by way of a hidden one beside it, which is gone afterwards whatever happens."""
+    """Replace a file atomically, through a hidden one beside it that is always removed."""
     data = content.encode() if isinstance(content, str) else content
     partial = path.with_name(f".{path.name}.part")
     with writing(path):
@@ -105,9 +105,9 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def whole_directory(target: Path, *, force: bool = False, keep: Iterable[Any] = ()) -> Iterator[Path]:
-    """A folder to fill that becomes `target` at the end, or leaves no trace."""
+    """Yield a temporary folder that becomes `target` on success and is removed on failure."""
     check_writable(target, force=force, keep=keep)
-    target = target.resolve()  # a link to a directory stays, its target is replaced
+    target = target.resolve()  # a symlink to a directory is kept, its target is replaced
     with _hidden_beside(target) as folder:
         yield folder
         _flush([*folder.rglob("*"), folder])
@@ -119,21 +119,21 @@ def whole_directory(target: Path, *, force: bool = False, keep: Iterable[Any] = 
 
 @contextmanager
 def whole_files(path: Path) -> Iterator[Path]:
-    """A folder to fill with a file of this name and those that go with it; at the end they lie beside each other.
+    """Yield a temporary folder for a file of this name and its companions, which are moved beside `path` on success.
 
-    Folders inside it are for work in between, and do not stay.
+    Subfolders are scratch space and are removed.
     """
     with _hidden_beside(path) as folder:
         yield folder
         made = sorted((p for p in folder.iterdir() if p.is_file()), key=lambda p: p.name == path.name)
         _flush(made)
-        for part in made:  # the one that is opened comes last
+        for part in made:  # the main file last, so that its companions exist when it appears
             part.replace(path.parent / part.name)
 
 
 @contextmanager
 def _hidden_beside(target: Path) -> Iterator[Path]:
-    """A hidden folder next to the target, gone afterwards whatever happens."""
+    """Yield a hidden folder next to the target; it is always removed."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         clear_hidden(target)
@@ -151,7 +151,7 @@ def _hidden_beside(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn errors of the operating system about this place into an OutputError."""
+    """Turn operating system errors about this path into an OutputError."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -170,7 +170,7 @@ def _check_permission(target: Path) -> None:
 
 
 def _directory(place: Any) -> Path | None:
-    """The path that a caller gave, if it is a directory."""
+    """Returns the path if it is a directory."""
     with suppress(TypeError, OSError, ValueError):
         path = Path(place)
         return path if place and path.is_dir() else None
@@ -179,7 +179,7 @@ def _directory(place: Any) -> Path | None:
 
 @contextmanager
 def signals_held(*, most: int | None = None) -> Iterator[None]:
-    """Delay Ctrl-C and SIGTERM to the end of a block that they may not interrupt; all, or at most so many of them."""
+    """Delay Ctrl-C and SIGTERM to the end of a block; all of them, or only the first `most`."""
     if threading.current_thread() is not threading.main_thread():  # only the main thread receives signals
         yield
         return
@@ -215,12 +215,12 @@ def _flush(paths: Iterable[Path]) -> None:
 
 
 def json_text(value: Any) -> str:
-    """A record as the files that we write hold it."""
+    """Format a record for a JSON file."""
     return json.dumps(value, indent=1) + "\n"
 
 
 def weights_digest(model: str) -> str | None:
-    """A digest of sizes, and of blocks from all over the files; None for a Hub id, which names its weights itself."""
+    """SHA-256 of the sizes and of evenly spaced blocks of the weight files; None for a Hub id."""
     place = Path(model)
     if not place.exists():
         return None

@@ -1,4 +1,4 @@
-"""Hidden folders beside a place to write to: made, exchanged with what stands there, and cleared after a kill."""
+"""Hidden temporary folders beside an output: create them, swap them into place, clean up after a killed process."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux's renameat2
 
 
 def hidden_beside(target: Path, suffix: str) -> Path:
-    """A new hidden folder next to the target; its name says which process is at work in it."""
+    """Create a hidden folder next to the target; its name contains the host and process id."""
     return Path(tempfile.mkdtemp(prefix=f".{target.name}.{_host()}-{os.getpid()}.", suffix=suffix, dir=target.parent))
 
 
 def clear_hidden(target: Path) -> None:
-    """Remove what processes that were killed have left beside the target; what they had set aside goes back."""
+    """Remove what killed processes left beside the target; a target that they had moved aside is restored."""
     ours = re.compile(re.escape(f".{target.name}.{_host()}-") + r"(\d+)\.[^.]+\.(part|old)")
     for path in sorted(target.parent.glob(f".{target.name}.*")) if target.parent.is_dir() else []:
         found = ours.fullmatch(path.name)
@@ -32,7 +32,7 @@ def clear_hidden(target: Path) -> None:
 
 
 def put_in_place(folder: Path, target: Path) -> None:
-    """Rename the folder to its place; what stood there is whole until the new one does, and then gone."""
+    """Rename the folder to the target; a previous target stays complete until then and is removed afterwards."""
     if not target.exists():
         folder.rename(target)
         return
@@ -51,7 +51,7 @@ def put_in_place(folder: Path, target: Path) -> None:
 
 
 def _exchanged(folder: Path, target: Path) -> bool:
-    """Exchange two folders in one step, so that a kill finds the old one or the new one; not every system can."""
+    """Swap two folders atomically, so that a kill leaves the old or the new one; False where the OS cannot."""
     with suppress(AttributeError, OSError):
         call = ctypes.CDLL(None, use_errno=True).renameat2
         return bool(call(AT_FDCWD, os.fsencode(folder), AT_FDCWD, os.fsencode(target), RENAME_EXCHANGE) == 0)
@@ -67,6 +67,6 @@ def _alive(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # it exists, but belongs to another user
+    except (OSError, OverflowError):  # the process exists but belongs to another user
         return True
     return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,11 +26,11 @@ from shearling.engine.teacher_states import TeacherStates
 from shearling.engine.warm_up import warm_up
 from shearling.errors import CheckpointError, ConstraintError, DataError, InputError
 from shearling.estimate import Estimate, estimate
-from shearling.latency.meet import Met, meet, table_for
+from shearling.latency.meet import Selection, meet, table_for
 from shearling.methods import Evidence, Method, Repaired, asked, configured, method_of, settings_of
 from shearling.methods.layers import LayerOrder
 from shearling.methods.ranges import MOST_TOKENS, Samples, Shape, checked_samples
-from shearling.methods.stock import Choice, choose_stock, uneven_loss
+from shearling.methods.stock import Choice, StockShape, choose_stock, uneven_loss
 from shearling.models.digest import weights_digest_of
 from shearling.models.positions import positions_of
 from shearling.models.shrink import Cut
@@ -46,25 +46,31 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 FEW = 64
-WIDE = 256  # filters of an FFN from which on rounding their number costs nothing
+WIDE = 256  # filters of an FFN above which rounding their number costs nothing
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One measurement of a model; `prune` may be called for as many constraints as you like."""
+    """The measurement of one model; `prune` may be called for any number of constraints.
+
+    lengths   per sublayer, tokens per example for counting FLOPs
+    why       reason for the size of the sample
+    states    cache of the teacher's tensors between budgets; None if only one is to come
+    expected  the estimate of memory and time
+    """
 
     structure: Structure
     sample: Sample
     method: Method
     evidence: Evidence
     seed: int
-    lengths: list[float]  # per sublayer, the tokens of an example that FLOPs are counted at
+    lengths: list[float]
     seconds: Mapping[str, float]
     warnings: list[str] = field(default_factory=list)
     watcher: Watcher | None = None
-    why: str = ""  # the sample has the size it has
-    states: TeacherStates | None = None  # kept for further budgets; None where only one is to come
-    expected: Estimate | None = None  # what the run was said to take
+    why: str = ""
+    states: TeacherStates | None = None
+    expected: Estimate | None = None
 
     def prune(
         self,
@@ -79,12 +85,12 @@ class Plan:
         multiple_of: int | None = None,
         shape: Shape = "uneven",
     ) -> Pruned:
-        """A smaller copy of the model within every constraint given.
+        """Returns a smaller copy of the model that meets every given constraint.
 
         latency, table       of the whole forward pass, by a latency table; without one, the model is profiled first,
-        batch_size, seq_len  at this shape (one example of the sample's mean length by default)
-        correct              where the model turns out slower than the table says, correct the table and choose again
-        multiple_of          round filter counts; by default to what the method asks for (surgeon: 8 in wide FFNs)
+        batch_size, seq_len  at this shape (default: one example of the sample's mean length)
+        correct              if the model is slower than the table predicts, correct the table and choose again
+        multiple_of          step of filter counts; default: the method's (surgeon: 8 in wide FFNs)
         shape                uneven, or stock: one width, one number of heads, maybe fewer layers; loads anywhere
         """
         target = Target(flops, params, multiple_of, latency, table, correct, batch_size, seq_len, shape).checked()
@@ -94,16 +100,16 @@ class Plan:
     @eager()
     @fail_together()
     def meet(self, target: Target) -> Pruned:
-        """A smaller copy of the model that meets a target, which has been checked."""
+        """Returns a smaller copy of the model that meets a validated target."""
         stages, dense = Stages(self.watcher), self.structure
         limits = target.limits(dense, self.lengths)
         if target.latency is None:
             step = target.multiple_of or self._step
-            met = Met(*self._cut(limits, step, target.shape, stages))
+            chosen = Selection(*self._cut(limits, step, target.shape, stages))
         else:
             step = target.multiple_of or self.method.filter_step
             length = self.sample.mean_length if target.seq_len is None else target.seq_len
-            met = meet(
+            chosen = meet(
                 target.latency,
                 target.times or table_for(dense, target.batch_size or 1, length, stages),
                 dense,
@@ -111,8 +117,8 @@ class Plan:
                 correct=target.correct,
                 stages=stages,
             )
-        limits, cut, student = [*limits, *met.limits], met.choice.cut, met.student
-        stock = self._stock_record(met.choice, limits, step, stages)
+        limits, cut, student = [*limits, *chosen.limits], chosen.choice.cut, chosen.student
+        stock = self._with_uneven_loss(chosen.choice.stock, limits, step, stages)
         teacher, units = cut.teacher(dense), cut.units_of(student, dense)
         with stages("check"):
             check_cut(teacher, student, units, self.sample)
@@ -120,7 +126,7 @@ class Plan:
         attempts = batches_that_fit(mine, device, backward=False, precision=self.method.precision, sums=True)
         for number, attempt in enumerate(attempts):
             with attempt as batches:
-                if number:  # the student before ran out of memory half-way through its repair
+                if number:  # memory ran out half-way through the repair: start again with a fresh student
                     student = cut.student(dense)
                 repairs = self.method.repair(dense, student, batches, stages=stages, states=self.states)
         with stages("check"):
@@ -129,21 +135,33 @@ class Plan:
         polished = self._polish(student, cut.kept, stages)
         with stages("agreement"):
             alike = on_first(lambda: self._agreement(student))
-        seconds = {**self.seconds, **stages.seconds}
-        report = self._report(
-            met, student, limits, repairs, alike, polished,
-            stock=stock, check=difference, shape=target.shape, seconds=seconds,
-        )  # fmt: skip
+        report = replace(
+            self._report(student, limits, repairs),
+            check=difference,
+            shape=target.shape,
+            stock=None if stock is None else asdict(stock),
+            latency=None if chosen.latency is None else asdict(chosen.latency),
+            agreement=None if alike is None else asdict(alike),
+            polish=None if polished is None else polished.to_json(),
+            seconds={**self.seconds, **stages.seconds},
+            warnings=[
+                *self.sample.notes,
+                *self.warnings,
+                *self.method.concerns(repairs),
+                *chosen.warnings,
+                *(alike.warnings if alike else ()),
+            ],
+        )
         return Pruned(student.model, cut.kept, report)
 
     @cached_property
     def _held_out(self) -> tuple[Sample, Answers] | None:
-        """The examples that fits leave out, with what the dense model says about them: once for all budgets."""
+        """The held-out examples and the dense model's decisions on them."""
         sample = held_out(self.sample)
         return None if sample is None else (sample, answers(self.structure.model, sample))
 
     def _agreement(self, student: Structure) -> Agreement | None:
-        """How alike the two models are on examples kept out of the fit; None where there are none."""
+        """Agreement of the two models on held-out examples; None if there are none."""
         if self._held_out is None:
             return None
         sample, dense = self._held_out
@@ -151,17 +169,17 @@ class Plan:
 
     @property
     def _step(self) -> int:
-        """Filters stay in multiples of this by default; in FFNs of few filters every one counts."""
+        """Default step of filter counts; 1 for narrow FFNs."""
         widths = [s.units for s in self.structure.sublayers if s.kind == "filters"]
         return self.method.filter_step if min(widths, default=0) >= WIDE else 1
 
     @cached_property
     def _layer_order(self) -> LayerOrder:
-        """What whole layers cost, for stock shapes; found once for all budgets."""
+        """The order of removing whole layers, for stock shapes."""
         return LayerOrder(self.structure, self.sample, self.method)
 
     def _cut(self, limits: Sequence[Limit], multiple_of: int, shape: Shape, stages: Stages) -> tuple[Choice, Structure]:
-        """Choose what stays, and make the student."""
+        """Choose the units to keep, and build the student."""
         given = (self.evidence, self.structure, limits)
         how: dict[str, Any] = {"multiple_of": multiple_of, "stages": stages}
         if shape == "stock":
@@ -174,19 +192,19 @@ class Plan:
         with stages("shrink"):
             return chosen, chosen.cut.student(self.structure)
 
-    def _stock_record(
-        self, choice: Choice, limits: Sequence[Limit], multiple_of: int, stages: Stages
-    ) -> dict[str, Any] | None:
-        """What the record says of a stock shape: the choice, and what uneven shapes lose at the same budget."""
-        if choice.told is None:
+    def _with_uneven_loss(
+        self, stock: StockShape | None, limits: Sequence[Limit], multiple_of: int, stages: Stages
+    ) -> StockShape | None:
+        """Add the loss of uneven shapes at the same budget."""
+        if stock is None:
             return None
         given = (self.method, self.evidence, self.structure, limits)
         with stages("layers"):
             uneven = uneven_loss(*given, order=self._layer_order, multiple_of=multiple_of)
-        return {**choice.told, "uneven_loss": uneven}
+        return replace(stock, uneven_loss=uneven)
 
     def _polish(self, student: Structure, kept: list[Tensor], stages: Stages) -> Polished | None:
-        """Distil the student from the dense model, where the method asks for it."""
+        """Distil the student from the dense model, if the method asks for it."""
         if self.method.polish == "off":
             return None
         share = self._counted.layers_of(student) / self._counted.layers
@@ -206,7 +224,7 @@ class Plan:
         return found
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Keep the measurement (not the model or the sample) for another session."""
+        """Save the measurement (not the model or the sample) for another session."""
         header = {
             "sizes": self.structure.sizes,
             "weights": weights_digest_of(self.structure.model),
@@ -223,22 +241,13 @@ class Plan:
 
     @cached_property
     def _counted(self) -> Counted:
-        """The dense model's operations, counted once for all budgets."""
+        """The dense model's multiply-accumulates."""
         return Counted.of(self.structure, self.sample, self.lengths)
 
-    def _report(
-        self,
-        met: Met,
-        student: Structure,
-        limits: Sequence[Limit],
-        repairs: list[Repaired],
-        alike: Agreement | None,
-        polished: Polished | None,
-        **more: Any,
-    ) -> Report:
-        """The record; `more` are fields of it as they are."""
+    def _report(self, student: Structure, limits: Sequence[Limit], repairs: list[Repaired]) -> Report:
+        """The record of settings, sizes and costs."""
         dense, settings = self.structure, settings_of(self.method)
-        if "precision" in settings:  # what the run really had
+        if "precision" in settings:  # the one that was used, which depends on the device
             settings["precision"] = used_precision(dense.model, self.method.precision)
         return Report(
             method=self.method.name,
@@ -257,18 +266,7 @@ class Plan:
             fingerprint=self.sample.fingerprint,
             model_type=dense.model.config.model_type,
             repairs=repairs,
-            warnings=[
-                *self.sample.notes,
-                *self.warnings,
-                *self.method.concerns(repairs),
-                *met.warnings,
-                *(alike.warnings if alike else ()),
-            ],
-            latency=met.record,
-            agreement=None if alike is None else asdict(alike),
-            polish=None if polished is None else polished.to_json(),
-            extra={} if self.expected is None else {"estimate": asdict(self.expected)},
-            **more,
+            estimate=None if self.expected is None else asdict(self.expected),
         )
 
 
@@ -286,16 +284,15 @@ def measure(
     notes: Sequence[str] = (),
     target: Target | None = None,
 ) -> Plan:
-    """Look at the model once, over a sample of its data; the plan then prunes to any constraint.
+    """Measure a model once over a sample of its data; the plan then prunes to any constraint.
 
-    data     a DataLoader, any iterable of batches (dicts of tensors; their size does not matter), or a tokenised
+    data     a DataLoader, any iterable of batches (dicts of tensors of any batch size), or a tokenised
              `datasets.Dataset`
-    samples  how many examples to draw from the data, by the seed; "auto" takes 2,048, or all where there are fewer
-             (of an embedding model on a GPU 8,192)
-    length   tokens of an example, for counting FLOPs; by default the mean of the sample's, without padding
-    watcher  called with (stage, done, total) as the work goes on
-    notes    what reports have to say about the model and its data
-    target   the only one to come, checked: fewer examples may then do on a CPU, and nothing is kept for others
+    samples  number of examples to draw by the seed; "auto" takes up to 2,048 (embedding models on a GPU: 8,192)
+    length   tokens per example for counting FLOPs; default: the sample's mean without padding
+    watcher  progress callback: (stage, done, total)
+    notes    warnings for the report about the model and its data
+    target   the only target to come, validated: on a CPU fewer examples may then suffice, and nothing is cached
     """
     structure, method, stages = prunable(model), method_of(method), Stages(watcher)
     model, device = structure.model, device_of(structure.model)
@@ -312,13 +309,13 @@ def measure(
     lengths = sequence_lengths(structure, sample) if length is None else [length] * len(structure.sublayers)
     rank, world = rank_and_world()
     if sample.examples < world:
-        raise DataError(f"The sample has {sample.examples} examples for {world} processes; every one needs some.")
+        raise DataError(f"The sample has {sample.examples} examples for {world} processes; each needs at least one.")
 
     look = partial(method.measure, structure, seed=seed, stages=stages)
-    # A latency's limits change while it is met.
+    # The limits of a latency are not final before it is met.
     limits = [] if target is None or target.latency is not None else target.limits(structure, lengths)
     first = sample
-    # Stock shapes lose more at the same budget, and their fits gain more from examples.
+    # Stock shapes lose more at the same budget, and their refits gain more from further examples.
     few = target is not None and target.shape == "uneven" and bool(limits)
     if samples == "auto" and few and device.type == "cpu":
         first = sample.drawn(method.first_look(structure, sample), seed)
@@ -343,7 +340,7 @@ def measure(
 
 
 def load_plan(path: str | os.PathLike[str], model: PreTrainedModel, data: Any, *, samples: int | None = None) -> Plan:
-    """A saved measurement with the model and the sample it was made of (the refit needs both again)."""
+    """Load a saved measurement, given its model and data again, which the refit needs."""
     structure = prunable(model)
     header, tensors = read_plan(Path(path))
     if header["sizes"] != structure.sizes:

@@ -1,4 +1,4 @@
-"""What the pruned model must meet."""
+"""The target of a run: ratios, a latency table, a shape."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TableLike = Table | str | os.PathLike[str] | None
 
 @dataclass(frozen=True)
 class Target:
-    """A constraint, as ratios of the dense model's costs which must all hold, and how to meet it."""
+    """Ratios of the dense model's costs, all of which must hold, and options for meeting them."""
 
     flops: float | None = None
     params: float | None = None
@@ -38,7 +38,7 @@ class Target:
         return self.table if isinstance(self.table, Table) else None
 
     def checked(self) -> Target:
-        """The target with its table read; complains before any work is done."""
+        """Validate the target and read its table; raises before any work is done."""
         checked_shape(self.shape)
         checked_multiple(self.multiple_of)
         check_batch(self.batch_size, self.seq_len)
@@ -58,7 +58,7 @@ class Target:
         return replace(self, **ratios, table=table)
 
     def _check_shape_of(self, table: Table) -> None:
-        """A latency is of the shape its table was measured at, whatever else is asked for."""
+        """Raise if the requested batch size or length differs from the table's."""
         batch = table.batch_size if self.batch_size is None else self.batch_size
         length = table.seq_len if self.seq_len is None else self.seq_len
         if (batch, length) != (table.batch_size, table.seq_len):
@@ -68,7 +68,7 @@ class Target:
             )
 
     def limits(self, structure: Structure, lengths: Sequence[float]) -> list[Limit]:
-        """FLOPs and parameters as tables of costs; a latency's own come from its table."""
+        """The limits on FLOPs and parameters; those on latency come from the table."""
         limits = []
         if self.flops is not None:
             limits.append(flops_limit(structure, lengths, self.flops))
@@ -77,7 +77,7 @@ class Target:
         return limits
 
     def check_fits(self, structure: Structure, method: Method) -> None:
-        """Complain where the table is of another model, or where the method has no such shapes of this one."""
+        """Raise if the table is of another model, or the method or model does not support the shape."""
         check_shape(self.shape, method, structure)
         if self.times is not None:
             check_fits(self.times, structure)

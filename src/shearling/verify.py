@@ -1,4 +1,4 @@
-"""Check that a run can be done (model, sample, options), and that the pruned model computes what it should."""
+"""Checks of the model and sample before a run, and of the pruned model after it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from shearling.sample.sample import Sample
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-EXAMPLES = 8  # that outputs are compared on
+EXAMPLES = 8  # for comparing outputs
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.1}
 
 
 def prunable(model: PreTrainedModel) -> Structure:
-    """The model's structure, once it is clear that the model can be pruned."""
+    """Check that the model can be pruned, and return its structure."""
     config = getattr(model, "config", None)
     if config is None or not hasattr(config, "model_type"):
         raise ModelError(f"Expected a transformers model, got {type(model).__name__}.")
@@ -52,17 +52,17 @@ def prunable(model: PreTrainedModel) -> Structure:
 
 
 def check_tokens(model: PreTrainedModel, sample: Sample) -> None:
-    """Tokens that the model has no embedding for: torch would only say that an index is out of range."""
+    """Raise for tokens outside the vocabulary, which torch reports only as an index out of range."""
     if "input_ids" not in sample.inputs:
         return
     try:
         known = getattr(model.get_input_embeddings(), "num_embeddings", None)
-    except NotImplementedError:  # a model of two towers need not say
+    except NotImplementedError:  # some two-tower models
         known = None
     largest = sample.largest_value("input_ids")
     if known is not None and largest >= known:
         raise DataError(
-            f"The sample holds the token {largest}, but the model's vocabulary has {known} (0 to {known - 1}); "
+            f"The sample has the token {largest}, but the model's vocabulary has {known} (0 to {known - 1}); "
             "use the tokenizer that belongs to the model."
         )
 
@@ -70,7 +70,7 @@ def check_tokens(model: PreTrainedModel, sample: Sample) -> None:
 def self_check(
     teacher: Structure, student: Structure, kept: Sequence[Tensor], sample: Sample, limits: Sequence[Limit]
 ) -> float:
-    """The largest relative difference between the shrunk and the masked model; raises `CheckFailed`."""
+    """Largest relative difference between the shrunk and the masked model; raises `CheckFailed` if too large."""
     check_finite(student.model)
     counts = [s.units for s in student.sublayers]
     for limit in limits:
@@ -83,31 +83,31 @@ def self_check(
 
 
 def check_finite(model: nn.Module) -> None:
-    """Every weight is a number."""
+    """Raise if a weight is not finite."""
     if name := _not_finite(model):
         raise CheckFailed(f"'{name}' of the pruned model holds values that are not finite. Nothing was saved.")
 
 
 def _not_finite(model: nn.Module) -> str:
-    """The first parameter that is not finite; "" where all are."""
-    # All checks are launched before the first is read, so that a GPU is not waited for at every parameter.
+    """Name of the first parameter that is not finite, or ""."""
+    # All checks are launched before the first is read, to synchronise with a GPU only once.
     found = [(name, parameter.isfinite().all()) for name, parameter in model.named_parameters()]
     return next((name for name, finite in found if not finite), "")
 
 
 def check_cut(teacher: Structure, student: Structure, kept: Sequence[Tensor], sample: Sample) -> float:
-    """Right after the cut, before any repair: the small model must give what the dense one gives under its masks."""
+    """Check that the shrunk model, before any repair, gives the same outputs as the masked dense model."""
     masks = {
         s: torch.zeros(s.units).index_fill(0, units.cpu(), 1)
         for s, units in zip(teacher.sublayers, kept, strict=True)
-        if s.units  # none were left by an earlier pruning: there is nothing to mask
+        if s.units  # else removed by an earlier pruning
     }
     return _difference(teacher, student, sample, masked(list(masks), list(masks.values())))
 
 
 @contextmanager
 def _repaired(teacher: Structure, student: Structure, kept: Sequence[Tensor]) -> Iterator[None]:
-    """The dense model under its masks, with the repaired weights of the pruned one."""
+    """Hooks that make the dense model compute with masks and the repaired weights of the pruned one."""
     with ExitStack() as hooks:
         for dense, sublayer, units in zip(teacher.sublayers, student.sublayers, kept, strict=True):
             hook = _standing_in(sublayer.weight, sublayer.bias, columns_of(units, dense.width))
@@ -119,7 +119,7 @@ def _repaired(teacher: Structure, student: Structure, kept: Sequence[Tensor]) ->
 
 
 def _some(structure: Structure, sample: Sample) -> Batch:
-    """A few examples; of a language model, no more than its logits leave room for, one at least."""
+    """A few examples; fewer, but at least one, if the logits of a language model are large."""
     batch = sample.some(EXAMPLES)
     width = logits_per_token(structure.model)
     tokens = max(t.shape[1] for t in batch.inputs.values() if t.dim() > 1) if width else 0
@@ -127,7 +127,7 @@ def _some(structure: Structure, sample: Sample) -> Batch:
 
 
 def _difference(teacher: Structure, student: Structure, sample: Sample, masks: AbstractContextManager[None]) -> float:
-    """The largest, relative to the largest value; raises where it is more than the dtype explains."""
+    """Largest difference relative to the largest value; raises if it exceeds the dtype's tolerance."""
     batch = _some(teacher, sample)
     with frozen(teacher.model), frozen(student.model), torch.inference_mode(), kernels(student.model, "float32"):
         small = _values(run(student.model, batch.to(device_of(student.model))))
@@ -136,7 +136,7 @@ def _difference(teacher: Structure, student: Structure, sample: Sample, masks: A
     worst = 0.0
     for name, value in small.items():
         scale = full[name].float().abs().max().clamp_min(1e-6)
-        for one, other in zip(value, full[name].to(value.device), strict=True):  # rows: logits may be large
+        for one, other in zip(value, full[name].to(value.device), strict=True):  # by rows, to save memory
             difference = (one.float() - other.float()).abs().max() / scale.to(value.device)
             worst = max(worst, float(difference.nan_to_num(nan=torch.inf)))
     if not worst <= TOLERANCE.get(student.model.dtype, 1e-3):
@@ -148,7 +148,7 @@ def _difference(teacher: Structure, student: Structure, sample: Sample, masks: A
 
 
 def _standing_in(weight: Tensor, bias: Tensor | None, columns: Tensor) -> Any:
-    """A hook that gives the dense projection the pruned one's weights, on the kept columns only."""
+    """A hook that replaces a dense output by the pruned projection's, applied to the kept columns."""
 
     def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         h = args[0].index_select(-1, columns.to(args[0].device))
@@ -158,7 +158,7 @@ def _standing_in(weight: Tensor, bias: Tensor | None, columns: Tensor) -> Any:
 
 
 def _feeding(small: nn.Module, rows: Tensor) -> Any:
-    """A hook that gives the kept rows of a projection into the units the pruned one's values."""
+    """A hook that replaces the kept rows of an input projection's output by the pruned one's."""
 
     def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
         return output.index_copy(-1, rows.to(output.device), small(args[0])) if len(rows) else output
@@ -167,12 +167,12 @@ def _feeding(small: nn.Module, rows: Tensor) -> Any:
 
 
 def _values(outputs: Any) -> dict[str, Tensor]:
-    """What a model gives, by name: what its users read, or every number where none of those names is there."""
+    """The main floating-point outputs of a model by name, or all of them if none of the known names is present."""
     numbers = {k: v for k, v in outputs.items() if isinstance(v, Tensor) and v.is_floating_point()}
     names = ("logits", "start_logits", "end_logits", "last_hidden_state", "text_embeds", "image_embeds")
     found = {name: numbers[name] for name in names if name in numbers} or numbers
     if not found:
         raise CheckFailed(
-            f"The model gives {list(outputs)}, and no tensor of numbers to check the pruned one by. Nothing was saved."
+            f"The model returns {list(outputs)}, but no floating-point tensor to compare. Nothing was saved."
         )
     return found

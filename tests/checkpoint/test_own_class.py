@@ -15,7 +15,7 @@ import shearling
 from folders import batches, rows_file
 from shearling.checkpoint.pretrained import load_model
 from shearling.cli import run
-from shearling.errors import CheckpointError
+from shearling.errors import CheckpointError, ModelError
 from warm import python
 
 AUTO = "AutoModelForSequenceClassification"
@@ -134,11 +134,23 @@ def test_it_does_not_load_untrusted(cut: Path) -> None:
         AutoModelForSequenceClassification.from_pretrained(cut, trust_remote_code=False)
 
 
+def test_a_class_of_transformers_of_the_same_name_does_not_take_its_place(cut: Path, tmp_path: Path) -> None:
+    """The weights may fit both classes; only one computes what was pruned."""
+    folder = Path(shutil.copytree(cut, tmp_path / "copy"))
+    config = json.loads((folder / "config.json").read_text())
+    shapes = config["shearling"] | {"auto_map": {AUTO: "house.BertForSequenceClassification"}}
+    change(folder / "config.json", architectures=["BertForSequenceClassification"], shearling=shapes)
+    with pytest.raises(CheckpointError, match="trust_remote_code=True"):
+        shearling.load(folder)
+    with pytest.raises(ModelError, match="--trust-remote-code"):
+        load_model(str(folder), device="cpu")
+
+
 def test_the_code_and_what_is_said_of_it(cut: Path) -> None:
     assert {"house.py", "house_parts.py", "modeling_shearling.py"} <= {path.name for path in cut.iterdir()}
     record = json.loads((cut / "shearling.json").read_text())
     assert record["auto_class"] == AUTO
-    assert any("code that came with the model was run" in warning for warning in record["warnings"])
+    assert any("custom code of the model was run" in warning for warning in record["warnings"])
     card = (cut / "README.md").read_text()
     assert "runs that code" in card
     assert "import shearling" not in card

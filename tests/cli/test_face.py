@@ -92,7 +92,7 @@ def test_old_names_work_with_a_warning(place: Path, tmp_path: Path, capsys: pyte
     assert prune(place, "--flops", "0.5", "--dry-run", "--flops-length", "9", "--json") == 0
     assert "warning" not in capsys.readouterr().err
     assert prune(place, "--flops", "0.5", "--dry-run", "--batch-size", "4", "--json") == 0
-    assert "--batch-size and --seq-len are those of a latency" in " ".join(capsys.readouterr().err.split())
+    assert "--batch-size and --seq-len only affect a latency" in " ".join(capsys.readouterr().err.split())
     options = ["--batch-size", "1", "--seq-len", "8", "--device", "cpu", "--out", str(tmp_path / "table.json")]
     assert run(["profile", str(place / "model"), *options, "--budget", "1"]) == 0
     said = capsys.readouterr()

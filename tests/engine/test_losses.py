@@ -124,7 +124,7 @@ def test_labels_outside_the_heads_range_are_named() -> None:
 def test_one_label_where_the_model_gives_several_is_told() -> None:
     model = model_of("bert", num_labels=3, problem_type="multi_label_classification")
     (batch,) = as_run(batches_of(1))
-    with pytest.raises(DataError, match="3 labels an example"):
+    with pytest.raises(DataError, match="3 labels per example"):
         label_losses(model, run(model, batch), batch)
 
 

@@ -13,7 +13,7 @@ from data.tiny import SPECIAL, bert_config, bert_tokenizer, build
 from folders import TEXTS, rows_file
 from shearling.checkpoint.pretrained import load_model, load_tokenizer
 from shearling.cli import run as command
-from shearling.evaluation.compare import Agreement, Comparison, agreement, choices
+from shearling.evaluation.compare import Comparison, OutputAgreement, agreement_of, choices
 from shearling.evaluation.exam import output_reader
 
 
@@ -30,7 +30,7 @@ def test_two_models_side_by_side(dense: Path, pruned: Path, tmp_path: Path) -> N
             guesses.append([int(model(**inputs).logits.argmax()) for inputs in encoded])
     gold = [number % 2 for number in range(10)]
     same = sum(a == b for a, b in zip(*guesses, strict=True))
-    assert result.agreement == Agreement("equal", pytest.approx(100 * same / 10), 10)
+    assert result.agreement == OutputAgreement("equal", pytest.approx(100 * same / 10), 10)
     for side, guess in zip(result.sides, guesses, strict=True):
         right = sum(a == b for a, b in zip(guess, gold, strict=True))
         assert side.value == pytest.approx(100 * right / 10)
@@ -109,13 +109,13 @@ def test_choices_of_every_head() -> None:
 
 def test_agreement_of_numbers_and_embeddings() -> None:
     first = torch.tensor([[0.1], [0.2], [0.35], [0.9]])
-    assert agreement([first], [first * 2 + 1]) == Agreement("spearman", pytest.approx(100), 4)
+    assert agreement_of([first], [first * 2 + 1]) == OutputAgreement("spearman", pytest.approx(100), 4)
     turned = torch.eye(3)
-    assert agreement([turned], [turned * 5]) == Agreement("cosine", pytest.approx(100), 3)
-    assert agreement([turned], [turned.roll(1, 0)]) == Agreement("cosine", pytest.approx(0), 3)
-    assert agreement([first], [first[:2]]) is None
+    assert agreement_of([turned], [turned * 5]) == OutputAgreement("cosine", pytest.approx(100), 3)
+    assert agreement_of([turned], [turned.roll(1, 0)]) == OutputAgreement("cosine", pytest.approx(0), 3)
+    assert agreement_of([first], [first[:2]]) is None
     spans = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    assert agreement([spans], [torch.tensor([[1.0, 2.0], [3.0, 5.0]])]) == Agreement("equal", 50, 2)
+    assert agreement_of([spans], [torch.tensor([[1.0, 2.0], [3.0, 5.0]])]) == OutputAgreement("equal", 50, 2)
 
 
 def test_models_in_memory_and_texts(dense: Path, pruned: Path) -> None:

@@ -13,7 +13,7 @@ from shearling.latency import profile as module
 from shearling.latency.inputs import example_inputs
 from shearling.latency.profile import profile
 from shearling.latency.table import check_fits
-from shearling.latency.timing import Reading
+from shearling.latency.timing import Timing
 from shearling.latency.variants import counts_to_time, shapes_of, shortened, with_units
 from shearling.models.shrink import shrink
 from shearling.models.structure import structure_of
@@ -51,10 +51,10 @@ def test_the_table_is_what_the_clock_says(clock: None) -> None:
 def test_host_and_device_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     speeds = itertools.cycle([1.0, 3.0, 0.5])  # of the host, which is not the same from one visit to the next
 
-    def both_sides(run: Any, device: torch.device, reference: Any) -> Reading:
+    def both_sides(run: Any, device: torch.device, reference: Any) -> Timing:
         assert structure_of(reference.func).sizes == [{"heads": 0, "filters": 0}] * 2
         sizes, now = structure_of(run.func).sizes, next(speeds)
-        return Reading(1e-3 * made_up(sizes), now * 1e-3 * made_up(sizes, host=True), now * 10e-3)
+        return Timing(1e-3 * made_up(sizes), now * 1e-3 * made_up(sizes, host=True), now * 10e-3)
 
     monkeypatch.setattr(module, "both_sides", both_sides)
     monkeypatch.setattr(module, "LEAST_RUNS", 1)

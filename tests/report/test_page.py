@@ -152,13 +152,13 @@ def test_a_perplexity_wins_by_falling() -> None:
 def test_examples_that_flipped_are_shown_with_their_text(record: dict[str, Any]) -> None:
     assert "prediction changed" not in model_page(record)
     text = " ".join(Outline(model_page(record | {"flipped": FLIPPED})).text)
-    assert "2 right ones are now wrong, 1 wrong ones are now right" in text
+    assert "2 from right to wrong, 1 from wrong to right" in text
     assert "not <good>" in text
     unlabelled = {"changed": 1, "examples": 4, "lost": None, "won": None,
                   "shown": [{"text": "a text", "right": "", "dense": "0", "pruned": "1"}]}  # fmt: skip
     page = model_page(record | {"flipped": unlabelled})
     assert "1 of 4 predictions changed" in page
-    assert "right ones" not in page
+    assert "from right to wrong" not in page
     points = [point("surgeon", 0.5, 89.5, flipped=FLIPPED), point("surgeon", 0.3, 85.0)]
     assert "".join(Outline(sweep_page(points, TOLD, title="tiny")).text).count("not <good>") == 1
 

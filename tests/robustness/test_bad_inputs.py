@@ -281,7 +281,8 @@ OTHERS: dict[str, Case] = {
         lambda p: ["export", str(p.pruned), "--format", "abacus", "--out", str(p.folder / "x")], "abacus"
     ),
     "sweep over words": (
-        lambda p: ["sweep", str(p.dense), "--data", p.rows(), "--flops", "a,b", "--out", str(p.out)], "'a' is none"
+        lambda p: ["sweep", str(p.dense), "--data", p.rows(), "--flops", "a,b", "--out", str(p.out)],
+        "'a' is not a number"
     ),
     "no command": (lambda p: ["prunee"], "prunee"),
 }  # fmt: skip
@@ -316,7 +317,7 @@ def test_there_are_many() -> None:
 
 
 ODD: dict[str, tuple[Callable[[Place], list[str]], str]] = {
-    "one example": (lambda p: p.command("--flops", 0.5, data=p.rows(content=GOOD)), "only 1 examples"),
+    "one example": (lambda p: p.command("--flops", 0.5, data=p.rows(content=GOOD)), "only 1 example"),
     "the same example again and again": (lambda p: p.command("--flops", 0.5, data=p.rows(content=GOOD * 70)), ""),
     "texts of no token": (
         lambda p: p.command("--flops", 0.5, data=p.rows(content=GOOD * 64 + '{"text": "", "label": 0}\n')), ""

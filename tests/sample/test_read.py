@@ -114,7 +114,7 @@ def test_what_cannot_be_taken_apart_stays_as_it_came() -> None:
     sample = sample_of(batches)
     assert [len(b) for b in sample.cut(1000)] == [4, 4]
     assert [len(b) for b in sample.cut(24)] == [2, 2, 2, 2]  # cut between examples, never padded
-    assert any("as they came" in note for note in sample.notes)
+    assert any("kept as given" in note for note in sample.notes)
 
 
 def test_flags_about_the_call_are_left_out() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from shearling.cli.demo import SAMPLES
 from shearling.errors import InputError, OutputError
 from shearling.workflows import demo as module
 from shearling.workflows import demo_texts
-from shearling.workflows.demo import answers, closeness, demo, model_folder, take_turns
+from shearling.workflows.demo import closeness, demo, model_folder, take_turns
+from shearling.workflows.demo_result import Example, summary
 from shearling.workflows.demo_texts import texts
 
 
@@ -63,9 +65,9 @@ def test_more_samples_than_the_text_has() -> None:
 def test_closeness_of_the_same_embeddings_is_perfect() -> None:
     same = F.normalize(torch.randn(30, 8, generator=torch.Generator().manual_seed(0)), dim=-1)
     found = closeness(same, same, same)
-    assert found["cosine_mean"] == pytest.approx(1)
-    assert found["cosine_worst"] == pytest.approx(1)
-    assert found["neighbours_kept"] == found["nearest_same"] == 1
+    assert found.cosine_mean == pytest.approx(1)
+    assert found.cosine_worst == pytest.approx(1)
+    assert found.neighbours_kept == found.nearest_same == 1
 
 
 def test_closeness_agrees_with_a_loop_over_queries() -> None:
@@ -79,10 +81,10 @@ def test_closeness_agrees_with_a_loop_over_queries() -> None:
         same += near[0][0] == near[1][0]
     found = closeness(before, after, index)
     cosines = torch.stack([before[i] @ after[i] for i in range(25)])
-    assert found["neighbours_kept"] == pytest.approx(kept / 250)
-    assert found["nearest_same"] == pytest.approx(same / 25)
-    assert found["cosine_mean"] == pytest.approx(float(cosines.mean()), abs=1e-6)
-    assert found["cosine_worst"] == pytest.approx(float(cosines.min()), abs=1e-6)
+    assert found.neighbours_kept == pytest.approx(kept / 250)
+    assert found.nearest_same == pytest.approx(same / 25)
+    assert found.cosine_mean == pytest.approx(float(cosines.mean()), abs=1e-6)
+    assert found.cosine_worst == pytest.approx(float(cosines.min()), abs=1e-6)
 
 
 def test_the_whole_demo_on_a_tiny_model(small: Path, tmp_path: Path) -> None:
@@ -100,10 +102,11 @@ def test_the_whole_demo_on_a_tiny_model(small: Path, tmp_path: Path) -> None:
     assert all(0 <= record["search"][name] <= 100 for name in ("dense", "pruned", "pruned_both_sides"))
     assert (record["search"]["metric"], record["search"]["passages"]) == ("r@1", 64)
     assert record["cpu_latency"]["batch_size"] == 1
-    assert shearling.load(result.record["out"]).num_parameters() < BertModel.from_pretrained(small).num_parameters()
-    page = Path(result.record["report"]).read_text(encoding="utf-8")
+    assert shearling.load(result.out).num_parameters() < BertModel.from_pretrained(small).num_parameters()
+    page = result.report.read_text(encoding="utf-8")
     assert f"{record['closeness']['cosine_mean']:.4f}" in page
-    assert result.record["out"] in page
+    assert str(result.out) in page
+    assert record == json.loads(json.dumps(result.to_json()))
 
 
 def test_the_command_prints_one_json_object(small: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -162,21 +165,20 @@ def test_the_two_models_take_turns() -> None:
     found = take_turns(Noted("dense"), Noted("pruned"), batches, rounds=4)  # type: ignore[arg-type]
     timed = turns[-8:]
     assert all(set(timed[i : i + 2]) == {"dense", "pruned"} for i in range(0, 8, 2))
-    assert (found["batch_size"], found["tokens"]) == (4, 7)
-    assert found["ratio"] == pytest.approx(found["dense_ms"] / found["pruned_ms"])
-    assert found["spread"] >= 0
+    assert (found.batch_size, found.tokens) == (4, 7)
+    assert found.ratio == pytest.approx(found.dense_ms / found.pruned_ms)
+    assert found.spread >= 0
 
 
 def test_a_timing_on_a_busy_machine_is_called_that(small: Path, tmp_path: Path) -> None:
     result = demo(tmp_path / "out", samples=64)
     for spread, told in ((0.5, True), (0.01, False)):
-        pace = result.record["cpu_latency"] | {"spread": spread}
-        shown = dict(module.summary(result.record | {"cpu_latency": pace}))
+        pace = replace(result.cpu_latency, spread=spread)
+        shown = dict(summary(replace(result, cpu_latency=pace)))
         line = next(value for name, value in shown.items() if name.startswith("CPU latency"))
         assert ("the machine is busy" in line) == told
 
 
 def test_answers_say_who_found_what_and_whether_it_is_right() -> None:
-    query = {"sentence": "q", "dense": "a", "right": "a"}
-    assert answers(query | {"pruned": "a"}) == [("both", "a (right)")]
-    assert answers(query | {"pruned": "b"}) == [("dense", "a (right)"), ("pruned", "b (wrong)")]
+    assert Example("q", dense="a", pruned="a", right="a").answers == [("both", "a (right)")]
+    assert Example("q", dense="a", pruned="b", right="a").answers == [("dense", "a (right)"), ("pruned", "b (wrong)")]

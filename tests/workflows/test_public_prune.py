@@ -107,7 +107,7 @@ def test_a_model_without_an_origin_needs_a_tokenizer(texts: list[str]) -> None:
 
 
 def test_a_tokenizer_by_name_is_told(place: Path, texts: list[str]) -> None:
-    with pytest.raises(shearling.InputError, match="is a name; give the tokenizer itself"):
+    with pytest.raises(shearling.InputError, match="is a name; pass the tokenizer itself"):
         shearling.prune(dense(place), texts, tokenizer=place / "model", flops=0.5, progress=False)
 
 
@@ -129,7 +129,7 @@ def test_a_head_without_a_padding_token_takes_texts_one_by_one(texts: list[str])
 
 
 def test_what_is_no_model_is_told(texts: list[str]) -> None:
-    with pytest.raises(shearling.ModelError, match="A Linear is no model"):
+    with pytest.raises(shearling.ModelError, match="A Linear is not a model"):
         shearling.prune(torch.nn.Linear(2, 2), texts, flops=0.5, progress=False)
 
 

@@ -1,1 +1,1 @@
-"""Pruned models on disk: written whole or not at all, loaded like any other."""
+"""Pruned models on disk: written atomically, loaded like any other model."""

@@ -1,4 +1,4 @@
-"""The model card: metadata for the Hub at the top, text for people below."""
+"""The model card: front matter for the Hub, then text."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from shearling.report.facts import FOOTNOTE, facts_of, kinds_of, scores_of
 from shearling.report.page import template
 
-# Carried over from the source's card as they are.
+# Copied from the source's card.
 CARRIED = ("license", "license_name", "license_link", "language", "datasets", "metrics", "pipeline_tag", "widget")
 TAGS = ("shearling", "pruned")
-OTHERS = {"ForMultipleChoice": "multiple-choice", "Model": "feature-extraction"}  # no head that pipelines know
+OTHERS = {"ForMultipleChoice": "multiple-choice", "Model": "feature-extraction"}  # not in TASK_MAPPING
 MEASURED = ("<!-- shearling: measured -->", "<!-- shearling: end -->")
 
 
 def source_facts(source: Any, name: str | None) -> dict[str, Any]:
-    """The front matter of the source's own card: beside a local model, or from the Hub's cache."""
+    """The front matter of the source's card, from its directory or the Hub."""
     path: Path | None = None
     if isinstance(source, (str, os.PathLike)):
         path = Path(source) / "README.md"
@@ -32,7 +32,7 @@ def source_facts(source: Any, name: str | None) -> dict[str, Any]:
 
 
 def _cached_card(name: str) -> Path | None:
-    """The card of a Hub model, fetched if there is a network; a missing one is no reason to fail."""
+    """The card of a Hub model, fetched if there is a network; None if that fails."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -43,7 +43,7 @@ def _cached_card(name: str) -> Path | None:
 
 
 def front_matter(text: str) -> dict[str, Any]:
-    """The YAML between the first two `---` lines; empty where there is none or it is not YAML."""
+    """The YAML between the first two `---` lines; empty if it is missing or invalid."""
     from huggingface_hub import ModelCard
     from yaml import YAMLError
 
@@ -57,7 +57,7 @@ def front_matter(text: str) -> dict[str, Any]:
 
 
 def carried_over(facts: dict[str, Any], architecture: str) -> dict[str, Any]:
-    """What the new card's front matter says: the source's facts, and ours."""
+    """The front matter of the new card, from the source's."""
     tags = facts.get("tags") or []
     kept = {key: facts[key] for key in CARRIED if facts.get(key)}
     if facts.get("base_model"):
@@ -69,7 +69,7 @@ def carried_over(facts: dict[str, Any], architecture: str) -> dict[str, Any]:
 
 
 def _pipeline_of(architecture: str) -> str | None:
-    """The pipeline that a model class is for, as transformers' own cards say it."""
+    """The pipeline tag of a model class, as in transformers' own cards."""
     from transformers.modelcard import TASK_MAPPING
 
     known = (tag for tag, classes in TASK_MAPPING.items() if architecture in classes.values())
@@ -77,7 +77,7 @@ def _pipeline_of(architecture: str) -> str | None:
 
 
 def model_card(record: dict[str, Any]) -> str:
-    """Markdown with the front matter the Hub reads."""
+    """The card as Markdown with front matter."""
     from huggingface_hub import EvalResult, ModelCardData
 
     facts, scores = facts_of(record), scores_of(record)
@@ -90,27 +90,27 @@ def model_card(record: dict[str, Any]) -> str:
     ]  # fmt: skip
     index: dict[str, Any] = {"model_name": facts.title, "eval_results": results} if results else {}
     return template("card.md").render(
-        **_told(record), front=ModelCardData(**front, **index).to_yaml(), kinds=kinds_of(facts.layers),
+        **_context(record), front=ModelCardData(**front, **index).to_yaml(), kinds=kinds_of(facts.layers),
         base=(record.get("card") or {}).get("base_model"), auto=record.get("auto_class") or "AutoModel",
     )  # fmt: skip
 
 
 def refreshed(text: str, before: dict[str, Any], after: dict[str, Any]) -> str:
-    """A card after new measurements: written anew, or only its marked part where someone has edited the rest."""
+    """A card after new measurements: rewritten, or only its marked part if a user has edited the rest."""
     if not text or text == model_card(before):
         return model_card(after)
     start, end = (text.find(mark) for mark in MEASURED)
     if not 0 <= start < end:
-        return text  # its owner has taken the marks out
+        return text  # the marks were removed
     return text[:start] + measured(after) + text[end + len(MEASURED[1]) :]
 
 
 def measured(record: dict[str, Any]) -> str:
-    """The table of scores and costs, between marks so that it can be brought up to date."""
-    return template("measured.md").render(_told(record))
+    """The table of scores and costs, between marks so that it can be updated."""
+    return template("measured.md").render(_context(record))
 
 
-def _told(record: dict[str, Any]) -> dict[str, Any]:
-    """What both templates take."""
+def _context(record: dict[str, Any]) -> dict[str, Any]:
+    """The variables of both templates."""
     scored = bool(scores_of(record))
     return {"record": record, "facts": facts_of(record), "scored": scored, "marks": MEASURED, "footnote": FOOTNOTE}

@@ -1,4 +1,4 @@
-"""Tokenizer, processor and other files that belong to a model but not to its weights."""
+"""Tokenizer, processor and other files that accompany the weights of a model."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("shearling")
 
-# Tokenizer, processor, generation and sentence-transformers files that go with a model.
+# Tokenizer, processor, generation and sentence-transformers files.
 COMPANIONS = (
     "tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.spm", "*.model",
     "spiece*", "sentencepiece*", "*preprocessor_config.json", "processor_config.json", "chat_template*",
     "generation_config.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
     "[0-9]_*", "LICENSE*", "NOTICE*",
 )  # fmt: skip
-# What a tokenizer, or a processor of images and sound, cannot do without.
+# A tokenizer or processor has at least one of these.
 READERS = (
     "tokenizer.json", "tokenizer.model", "vocab*", "*.spm", "*.model", "spiece*", "sentencepiece*",
     "*preprocessor_config.json", "processor_config.json",
 )  # fmt: skip
-# Where `auto_map` may name a tokenizer or processor class that comes with the model.
+# Files whose `auto_map` may name a custom tokenizer or processor class.
 NAMING = ("config.json", "tokenizer_config.json", "preprocessor_config.json", "processor_config.json")
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 def write_companions(source: Any, model: PreTrainedModel, folder: Path) -> bool:
-    """Write the files that go with the model, from `source` or from where the model came from; is a tokenizer there?
+    """Write the files that accompany the model; returns whether they include a tokenizer or processor.
 
-    source  a directory, an id on the Hub that is in the cache, or a tokenizer or processor
+    source  a directory, a Hub id in the local cache, or a tokenizer or processor; default: where the model came from
     """
     if source is None or isinstance(source, (str, os.PathLike)):
         origin = found_locally((getattr(model, "name_or_path", None) or "") if source is None else source)
@@ -46,7 +46,7 @@ def write_companions(source: Any, model: PreTrainedModel, folder: Path) -> bool:
             copy_companions(origin, folder)
         elif source is not None:
             raise OutputError(
-                f"source={str(source)!r} is no directory here and not in the cache of the Hub, so there is no "
+                f"source={str(source)!r} is neither a directory nor in the local cache of the Hub, so there is no "
                 "tokenizer to save with the model. Give a directory, or the tokenizer itself: source=tokenizer."
             )
     else:
@@ -56,7 +56,7 @@ def write_companions(source: Any, model: PreTrainedModel, folder: Path) -> bool:
         reader, lost = ("tokenizer", "not know a single word") if reads_text(model) else ("processor", "take no input")
         logger.warning(
             f"No {reader} was found, so the pruned model is saved without one, and a pipeline made from it would "
-            f"{lost}. Give it: save(..., source={reader}), or the directory where it lies."
+            f"{lost}. Pass it: save(..., source={reader}), or its directory."
         )
     return found
 
@@ -67,7 +67,7 @@ def reads_text(model: PreTrainedModel) -> bool:
 
 
 def found_locally(name: str | os.PathLike[str], *, fetch: bool = False) -> Path | None:
-    """The directory of this name, or of the model with this id in the cache of the Hub; `fetch` may fill the cache."""
+    """The directory of this name, or of this Hub id in the local cache; `fetch` may download it."""
     if not str(name):
         return None
     path = Path(name)
@@ -79,14 +79,14 @@ def found_locally(name: str | os.PathLike[str], *, fetch: bool = False) -> Path 
 
     try:
         return Path(snapshot_download(str(name), allow_patterns=list(COMPANIONS), local_files_only=not fetch))
-    except Exception:  # what it raises for "not there" differs between versions
+    except Exception:  # the error for a missing model differs between versions
         return None
 
 
 def copy_companions(source: Path, folder: Path) -> None:
-    """Copy the files beside the weights of a model directory; what is in `folder` already stays."""
-    own_modules = (folder / MODULES).exists()  # a SentenceTransformer has saved itself: its parts may be others
-    inside = transformer_in(source)  # a directory of sentence-transformers may keep the model in a folder of its own
+    """Copy the files beside the weights of a model directory; existing files are kept."""
+    own_modules = (folder / MODULES).exists()  # saved by a SentenceTransformer, whose modules may differ
+    inside = transformer_in(source)  # sentence-transformers may have the model in a subfolder
     if inside is not None and inside != source:
         if not own_modules:
             (folder / MODULES).write_text(modules_with_transformer_on_top(source), encoding="utf-8")
@@ -105,7 +105,7 @@ def copy_companions(source: Path, folder: Path) -> None:
 
 
 def _reader_code(source: Path) -> list[Path]:
-    """The Python files of a tokenizer or processor that comes with the model; a model class saves its own."""
+    """The Python files of a custom tokenizer or processor; custom model classes save their own."""
     from transformers.dynamic_module_utils import get_relative_import_files
 
     found = []

@@ -1,15 +1,16 @@
-"""Read a pruned model back."""
+"""Load a pruned model."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shearling import schema
 from shearling.checkpoint.register import upgraded
-from shearling.errors import CheckpointError
+from shearling.errors import CheckpointError, ModelError
 from shearling.files import RECORD
 
 if TYPE_CHECKING:
@@ -17,23 +18,29 @@ if TYPE_CHECKING:
 
 
 def load(directory: str | os.PathLike[str], **kwargs: Any) -> PreTrainedModel:
-    """The pruned model with the head it was saved with; keywords go to `from_pretrained`."""
+    """Load a pruned model with the head it was saved with; keywords are passed to `from_pretrained`."""
     folder = Path(directory)
     record, config = check_files(folder)
-    kwargs |= {"output_loading_info": True, "use_safetensors": True}  # the other format is a pickle: never
+    kwargs |= {"output_loading_info": True, "use_safetensors": True}  # never a pickle
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
+    auto_maps = (config.get("shearling") or {}).get("auto_map"), config.get("auto_map")
     try:
-        model, info = _model_class(config, folder, kwargs.get("trust_remote_code")).from_pretrained(folder, **kwargs)
+        found = model_class(name, auto_maps, folder, trusted=bool(kwargs.get("trust_remote_code")), pruned=True)
+        model, info = found.from_pretrained(folder, **kwargs)
         check_weights(model, without_pooler(model, info["missing_keys"]), record, folder)
     except CheckpointError:
         raise
-    except Exception as error:  # transformers may fail anywhere on a file that was changed
+    except ModelError as error:
+        raise CheckpointError(str(error)) from None
+    except Exception as error:  # transformers may raise anything for a damaged file
         raise CheckpointError(f"{folder} does not load: {error}") from error
     loaded: PreTrainedModel = model
     return loaded
 
 
 def check_files(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The record and the configuration of a checkpoint, checked so that loading is safe."""
+    """Read and check the record and configuration of a checkpoint."""
     record = read_record(folder)
     path = folder / "config.json"
     config = upgraded(schema.CONFIG.read(path))
@@ -58,27 +65,27 @@ def without_pooler(model: PreTrainedModel, missing: set[str]) -> set[str]:
 
 
 def check_weights(model: PreTrainedModel, missing: set[str], record: dict[str, Any], folder: Path) -> None:
-    """Transformers fills missing weights with random numbers."""
+    """Raise if weights are missing, which transformers fills with random numbers, or do not match the record."""
     from shearling.models.structure import structure_of
 
     if missing:
         raise CheckpointError(f"{folder} has no weights for {sorted(missing)[:3]}; the files were changed.")
     if getattr(model, "is_quantized", False):
-        return  # the quantiser has packed the weights; `check_shapes` has compared them before
-    sizes, told = structure_of(model).sizes, record["layers"]
-    if record.get("shape") == "stock":  # it may lack some of the dense model's layers
-        told = [layer for layer in told if any(layer.values())]
+        return  # packed by the quantiser; `check_shapes` has compared the shapes
+    sizes, recorded = structure_of(model).sizes, record["layers"]
+    if record.get("shape") == "stock":  # removed layers have no units in the record
+        recorded = [layer for layer in recorded if any(layer.values())]
     # Records of earlier versions do not count cross-attention.
-    if len(sizes) != len(told) or any({**now, **then} != now for now, then in zip(sizes, told, strict=True)):
-        raise CheckpointError(f"{folder / RECORD} tells of other layers than the weights have; the files were changed.")
+    if len(sizes) != len(recorded) or any({**now, **then} != now for now, then in zip(sizes, recorded, strict=True)):
+        raise CheckpointError(f"{folder / RECORD} has other layers than the weights; the files were changed.")
 
 
 def check_shapes(linear: dict[str, list[int]], folder: Path) -> None:
-    """The weights in the files must have the shapes that config.json gives: a quantiser would not compare them."""
+    """Check the shapes in the weight files against config.json, since quantisers do not."""
     for name, shape in _shapes_in(folder).items():
         path = name.removesuffix(".weight")
-        size = linear.get(path) or linear.get(path.partition(".")[2])  # with and without the name of the base model
-        if size is not None and path != name and sorted(shape) != sorted(size):  # Conv1D keeps [inputs, outputs]
+        size = linear.get(path) or linear.get(path.partition(".")[2])  # with and without the base model's prefix
+        if size is not None and path != name and sorted(shape) != sorted(size):  # Conv1D stores [inputs, outputs]
             raise CheckpointError(
                 f"'{name}' in {folder} has weights of shape {tuple(shape)}, but its config.json says {tuple(size)}; "
                 "the files were changed."
@@ -86,7 +93,7 @@ def check_shapes(linear: dict[str, list[int]], folder: Path) -> None:
 
 
 def _shapes_in(folder: Path) -> dict[str, list[int]]:
-    """The shape of every tensor in the weight files, from their headers. Damage is for the loader to report."""
+    """The shape of every tensor in the weight files, from their headers; damaged files are left to the loader."""
     from safetensors import SafetensorError, safe_open
 
     shapes: dict[str, list[int]] = {}
@@ -98,7 +105,7 @@ def _shapes_in(folder: Path) -> dict[str, list[int]]:
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """`shearling.json`, checked."""
+    """Read and check `shearling.json`."""
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a directory; give the folder that `shearling prune --out` wrote.")
     if not (folder / RECORD).is_file():
@@ -111,40 +118,27 @@ def read_record(folder: Path) -> dict[str, Any]:
 
 
 def check_index(folder: Path) -> None:
-    """Weights in several files are listed in an index; a name in it must not lead out of the directory."""
+    """Check that the index of sharded weights names only files in the directory."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         schema.INDEX.read(index)
 
 
-def _model_class(config: dict[str, Any], folder: Path, trusted: Any) -> Any:
+def model_class(name: Any, auto_maps: Sequence[Any], place: Path | str, *, trusted: bool, pruned: bool) -> Any:
+    """The model class of a checkpoint: of transformers or, if trusted, custom.
+
+    auto_maps  `{AutoModel...: file.class}`, the first that is not empty names the custom classes
+    pruned     whether shearling wrote it: a custom class is then never replaced by one of transformers of that name
+    """
     import transformers
 
-    names = config.get("architectures")
-    name = names[0] if isinstance(names, list) and names else None
-    if own := own_class(name, config.get("shearling", config).get("auto_map")):  # stock shapes have no entry of ours
-        if not trusted:
-            raise CheckpointError(
-                f"{folder} is a {name}, a class that comes with the model; load it with trust_remote_code=True, which "
-                "runs its code."
-            )
-        return getattr(transformers, own)
-    found = class_named(name)
-    if found is None:
-        raise CheckpointError(f"{folder}/config.json names the model class {name!r}, which transformers does not have.")
-    return found
-
-
-def own_class(name: Any, references: Any) -> str | None:
-    """The `AutoModel...` that gives the class of this name, by an `auto_map` (`{AutoModel...: file.class}`)."""
-    own = references if isinstance(references, dict) else {}
-    found = (auto for auto, place in own.items() if auto.startswith("AutoModel") and str(place).split(".")[-1] == name)
-    return next(found, None)
-
-
-def class_named(name: Any) -> Any:
-    """The model class of transformers with this name; None where there is none."""
-    import transformers
-
+    named = next((one for one in auto_maps if isinstance(one, dict) and one), {})
+    own = (auto for auto, path in named.items() if auto.startswith("AutoModel") and str(path).split(".")[-1] == name)
+    custom = next(own, None)
+    if custom and trusted:
+        return getattr(transformers, custom)  # imports the custom class
     found = getattr(transformers, name, None) if isinstance(name, str) else None
-    return found if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) else None
+    if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) and not (custom and pruned):
+        return found
+    hint = " It is custom code of the model; trust_remote_code=True (--trust-remote-code) runs it." if custom else ""
+    raise ModelError(f"{place} is a {name}, a model that transformers {transformers.__version__} does not have.{hint}")

@@ -1,4 +1,4 @@
-"""A measurement on disk: tensors in safetensors, with a JSON header. Only the method knows what they mean."""
+"""Saved plans: a method's evidence as safetensors, with a JSON header."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from shearling.schema import PLAN
 
 
 def write_plan(path: Path, header: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
-    """Write a measurement, whole or not at all."""
+    """Write a plan atomically."""
     contiguous = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     on_first(lambda: write_whole(path, save(contiguous, metadata={"shearling": json.dumps(header)})))
     return path
 
 
 def read_plan(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The header and the tensors of a measurement."""
+    """Returns the header and the tensors of a plan."""
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["shearling"])

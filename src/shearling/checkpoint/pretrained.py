@@ -1,4 +1,4 @@
-"""Models, tokenizers and data as users name them: a directory, a file, or an id on the Hub."""
+"""Load models, tokenizers and processors from a directory, a GGUF file or a Hub id."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shearling import schema
-from shearling.checkpoint.load import check_files, check_index, check_weights, class_named, own_class, without_pooler
+from shearling.checkpoint.load import check_files, check_index, check_weights, model_class, without_pooler
 from shearling.checkpoint.sentence import attach_pooling, is_embedder, transformer_in
 from shearling.engine.precision import DTYPES
 from shearling.engine.silence import quiet_transformers
@@ -33,9 +33,9 @@ def load_model(
     trust_remote_code: bool = False,
     pooling: str | Pooling | None = None,
 ) -> PreTrainedModel:
-    """The model with the head its checkpoint was saved with, every weight of it from the checkpoint.
+    """Load a model with the head of its checkpoint; raises if any weight is missing.
 
-    pooling  of an embedding model, where its files do not say it
+    pooling  of an embedding model, if its files do not have it
     """
     if _is_gguf(name):
         return _load_gguf(Path(name), named_device(device), dtype_of(dtype) or torch.float32)
@@ -45,17 +45,17 @@ def load_model(
     check_index(path)
     if any(path.glob("*.bin")) and not any(path.glob("*.safetensors")):
         raise ModelError(
-            f"{name} holds its weights as a pickle (.bin), which may run anything when it is read, so it is not opened "
-            "here. If you trust it, from_pretrained(...).save_pretrained(...) of transformers writes it as safetensors."
+            f"{name} holds its weights as a pickle (.bin), which can run arbitrary code when read, so it is not "
+            "opened. If you trust it, from_pretrained(...).save_pretrained(...) of transformers converts it."
         )
     record = check_files(path)[0] if (path / RECORD).is_file() else None
-    with _told(f"Cannot load the model '{name}'", local=path.exists()):
-        model, info = _class_of(config, name, trusted=trust_remote_code).from_pretrained(
+    with _explained(f"Cannot load the model '{name}'", local=path.exists()):
+        model, info = _class_of(config, name, trusted=trust_remote_code, pruned=record is not None).from_pretrained(
             name,
             dtype=dtype_of(dtype) or "auto",
             output_loading_info=True,
             trust_remote_code=trust_remote_code,
-            use_safetensors=True,  # the other format is a pickle, which may run anything
+            use_safetensors=True,  # never a pickle
         )
     bare = model.base_model is model
     untrained = sorted(without_pooler(model, info["missing_keys"]))
@@ -63,18 +63,18 @@ def load_model(
         more = f" and {len(untrained) - 3} more" if len(untrained) > 3 else ""
         raise ModelError(
             f"{name} has no weights for {', '.join(untrained[:3])}{more}: this part of the model was never trained. "
-            "Fine-tune the model first, or prune the bare encoder it holds."
+            "Fine-tune the model first, or prune its bare encoder."
         )
     if record is not None:
         check_weights(model, set(), record, path)
-    if bare and not reads_targets(model):  # T5's class with a language head is its own base model
+    if bare and not reads_targets(model):  # T5 with a language head is its own base model
         attach_pooling(model, given, pooling)
     loaded: PreTrainedModel = model.eval().to(named_device(device))
     return loaded
 
 
 def load_config(name: str, *, trust_remote_code: bool = False) -> Any:
-    """The configuration of a model directory or of an id on the Hub; no weight is read."""
+    """The configuration of a model directory or Hub id."""
     from transformers import AutoConfig
 
     path = Path(_transformer_of(name))
@@ -82,26 +82,26 @@ def load_config(name: str, *, trust_remote_code: bool = False) -> Any:
         raise ModelError(f"{name} has no config.json: it is not a model directory.")
     if path.exists():
         schema.DENSE_CONFIG.read(path / "config.json")
-    with _told(f"Cannot load the model '{name}'", local=path.exists()):
+    with _explained(f"Cannot load the model '{name}'", local=path.exists()):
         config = AutoConfig.from_pretrained(_transformer_of(name), trust_remote_code=trust_remote_code)
     if is_embedder(name):
-        config.architectures = None  # what it was made from may have had a head; sentences have none
+        config.architectures = None  # it may name a class with a head, which embeddings do not use
     return config
 
 
 def _transformer_of(name: str) -> str:
-    """The directory or Hub id of the transformer itself, which sentence-transformers may keep in a folder inside."""
+    """The directory or Hub id of the transformer, which sentence-transformers may have in a subfolder."""
     return str(transformer_in(Path(name)) or name)
 
 
 def check_prunable(name: str, *, trust_remote_code: bool = False) -> None:
-    """Raise where the architecture has no row; nothing but the configuration is read for this."""
+    """Raise if the architecture is not supported; reads only the configuration."""
     if not _is_gguf(name):  # its configuration is inside the file
         check_supported(load_config(name, trust_remote_code=trust_remote_code))
 
 
 def is_remote(thing: Any) -> bool:
-    """Whether the class of a model, configuration or tokenizer is code that came with the model."""
+    """Whether the class of a model, configuration or tokenizer is custom code of the model."""
     return type(thing).__module__.split(".")[0] == "transformers_modules"
 
 
@@ -110,10 +110,10 @@ def _is_gguf(name: str) -> bool:
 
 
 def _load_gguf(path: Path, device: torch.device, dtype: torch.dtype) -> PreTrainedModel:
-    """A language model in one GGUF file; its weights are floats now, but transformers still marks it as quantised."""
+    """A language model in one GGUF file, dequantised; removes the marks of quantisation that transformers leaves."""
     from transformers import AutoModelForCausalLM
 
-    with _told(f"Cannot load the model '{path}'", local=True):
+    with _explained(f"Cannot load the model '{path}'", local=True):
         model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=dtype)
     model.is_quantized, model.hf_quantizer = False, None
     model.name_or_path = model.config._name_or_path = str(path)
@@ -129,20 +129,20 @@ def load_tokenizer(name: str, *, trust_remote_code: bool = False) -> PreTrainedT
 
     path = Path(name)
     where, inside = (path.parent, {"gguf_file": path.name}) if _is_gguf(name) else (_transformer_of(name), {})
-    with _told(f"Cannot load a tokenizer from '{name}'", local=path.exists()):
+    with _explained(f"Cannot load a tokenizer from '{name}'", local=path.exists()):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             str(where), trust_remote_code=trust_remote_code, **inside
         )
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes where no file is
+    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # transformers creates an empty one without files
         raise ModelError(
-            f"Cannot load a tokenizer from '{name}': it knows no word, so its files (tokenizer.json, vocab.txt, ...) "
-            "are missing. Copy them from the model it was fine-tuned from."
+            f"Cannot load a tokenizer from '{name}': its vocabulary is empty, so its files (tokenizer.json, vocab.txt, "
+            "...) are missing. Copy them from the model it was fine-tuned from."
         )
     return tokenizer
 
 
 def load_reader(name: str, model: PreTrainedModel, *, trust_remote_code: bool = False) -> Any:
-    """What makes inputs for the model: a tokenizer, an image processor, or a feature extractor for sound."""
+    """The tokenizer, image processor or audio feature extractor of a model."""
     from transformers import AutoFeatureExtractor, AutoImageProcessor
 
     takes = {"pixel_values": AutoImageProcessor, "input_values": AutoFeatureExtractor}
@@ -154,7 +154,7 @@ def load_reader(name: str, model: PreTrainedModel, *, trust_remote_code: bool = 
         )
     if found is None:
         return load_tokenizer(name, trust_remote_code=trust_remote_code)
-    with _told(f"Cannot load a processor from '{name}'", local=Path(name).exists()):
+    with _explained(f"Cannot load a processor from '{name}'", local=Path(name).exists()):
         return found.from_pretrained(name, trust_remote_code=trust_remote_code)
 
 
@@ -184,28 +184,17 @@ def dtype_of(name: str | None) -> torch.dtype | None:
     return DTYPES[name]
 
 
-def _class_of(config: Any, name: str, *, trusted: bool) -> Any:
-    """The class the checkpoint was saved with: one of transformers, or, where it is trusted, the model's own."""
-    import transformers
+def _class_of(config: Any, name: str, *, trusted: bool, pruned: bool) -> Any:
+    from transformers import AutoModel
 
-    names = config.architectures or []
-    if not names:
-        return transformers.AutoModel
-    pruned = getattr(config, "shearling", None) or {}
-    own = own_class(names[0], pruned.get("auto_map") or getattr(config, "auto_map", None))
-    if own and trusted:
-        return getattr(transformers, own)  # it fetches the class
-    if (found := class_named(names[0])) is not None:
-        return found
-    hint = " Its code comes with it; --trust-remote-code runs that." if own else ""
-    raise ModelError(
-        f"{name} is a {names[0]}, a model that transformers {transformers.__version__} does not have.{hint}"
-    )
+    auto_maps = ((getattr(config, "shearling", None) or {}).get("auto_map"), getattr(config, "auto_map", None))
+    names = config.architectures
+    return model_class(names[0], auto_maps, name, trusted=trusted, pruned=pruned) if names else AutoModel
 
 
 @contextmanager
-def _told(what: str, *, local: bool) -> Iterator[None]:
-    """Turn what transformers raises into one message, with a hint about the network for an id that was not found."""
+def _explained(what: str, *, local: bool) -> Iterator[None]:
+    """Turn errors of transformers into a ModelError, with a hint about the network for Hub ids."""
     try:
         with quiet_transformers():
             yield
@@ -213,5 +202,5 @@ def _told(what: str, *, local: bool) -> Iterator[None]:
         raise
     except Exception as error:
         reason = re.sub(r"\s+", " ", str(error)).strip()[:300] or type(error).__name__
-        hint = "" if local else " It is no directory here; a Hub id needs the network (or a filled cache)."
+        hint = "" if local else " There is no directory of this name; a Hub id needs the network (or a filled cache)."
         raise ModelError(f"{what}.{hint} {reason}") from error

@@ -1,4 +1,4 @@
-"""What pruning gives, a smaller model and all that is known about it; written as a directory of Hugging Face's kind."""
+"""The result of pruning: the smaller model and its record, saved as a Hugging Face model directory."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Pruned:
-    """The result: a smaller model, what stayed in it, and the record of how it came about.
+    """The pruned model, its kept units, and the record of the run.
 
-    flipped  examples that dense and pruned answer differently, where both were scored. They show texts of the
-             evaluation set, so they are on report pages and never in a checkpoint.
+    flipped  examples on which the dense and pruned predictions differ, if both were scored. They contain texts of the
+             evaluation set, so they are shown on report pages but never saved in a checkpoint.
     """
 
     model: PreTrainedModel
@@ -37,14 +37,14 @@ class Pruned:
 
     @property
     def transformer(self) -> PreTrainedModel:
-        """What was pruned: `model`, or the transformer inside it."""
+        """The pruned transformer: `model`, or the one inside it."""
         return self.model
 
     def save(self, directory: str | os.PathLike[str], *, source: Any = None, force: bool = False) -> Path:
         """Write a checkpoint that loads with plain `from_pretrained`.
 
-        source  where tokenizer and other files come from: a directory, or the tokenizer itself. A model of
-                sentence-transformers brings its own, and is asked for nothing
+        source  directory with the tokenizer and other files, or the tokenizer itself; not needed for models of
+                sentence-transformers
         """
         target, model = Path(directory), self.transformer
         sentence: Any = None if model is self.model else self.model
@@ -56,8 +56,8 @@ class Pruned:
                 if sentence is not None:
                     with quiet_transformers():
                         sentence.save_pretrained(str(folder), create_model_card=False)
-                if getattr(model.config, "shearling", None):  # a stock shape needs no file of ours to load
-                    model.config.auto_map = _auto_map(model)  # and so saving it writes the files that this points to
+                if getattr(model.config, "shearling", None):  # stock shapes load without our modelling file
+                    model.config.auto_map = _auto_map(model)  # saving writes the files that it names
                 with quiet_transformers(notes=True):
                     model.save_pretrained(folder)
                 record = self.report.to_json() | {
@@ -76,7 +76,7 @@ class Pruned:
         return target
 
     def write_report(self, path: str | os.PathLike[str], *, directory: str = "DIR", force: bool = False) -> Path:
-        """Write the report as one HTML page; `directory` is where the model is saved, for the lines that load it."""
+        """Write the report as one HTML page; `directory` is the model's path in its code examples."""
         write_page(self.report.to_json() | {"flipped": self.flipped}, directory, Path(path), force=force)
         return Path(path)
 
@@ -91,7 +91,7 @@ class Pruned:
 
 
 def _base(source: Any, name: str | None, folder: Path) -> str | None:
-    """The dense model: its id on the Hub, or the way to its directory or file from the checkpoint's (`./`, `../`)."""
+    """The dense model: its Hub id, or its path relative to the checkpoint (`./`, `../`)."""
     local = Path(source) if isinstance(source, (str, os.PathLike)) else Path(name or "")
     if (local / "config.json").is_file() or (local.suffix == ".gguf" and local.is_file()):
         way = os.path.relpath(local.resolve(), folder.resolve())
@@ -100,9 +100,9 @@ def _base(source: Any, name: str | None, folder: Path) -> str | None:
 
 
 def _auto_map(model: Any) -> dict[str, str]:
-    """Point every `AutoModel...` class that serves this architecture to the file in the checkpoint.
+    """Map every `AutoModel...` class of this architecture to the modelling file in the checkpoint.
 
-    What leads to code that came with the model stays, except to classes of a model whose class is transformers' own.
+    Entries for custom code stay, except model and configuration entries if the model's class is one of transformers.
     """
     others = getattr(model.config, "auto_map", None) or {}
     if not _own_class(model):
@@ -111,19 +111,19 @@ def _auto_map(model: Any) -> dict[str, str]:
 
 
 def _auto_class(model: Any) -> str:
-    """The `AutoModelFor...` class that gives this very model."""
+    """The `AutoModelFor...` class that loads this model."""
     if _own_class(model):
         return str(type(model)._auto_class)
     return next((name for name, served in _serving(model).items() if served is type(model)), "AutoModel")
 
 
 def _own_class(model: Any) -> bool:
-    """Whether the class came with the model: transformers has noted which `AutoModel...` fetched it."""
+    """Whether the class is custom: transformers notes which `AutoModel...` loaded it."""
     return type(model)._auto_class is not None
 
 
 def _serving(model: Any) -> dict[str, Any]:
-    """The `AutoModel...` classes that take this configuration, and the class that each gives."""
+    """Maps the `AutoModel...` classes that support this configuration to the classes they load."""
     from transformers.models.auto import modeling_auto
 
     autos = {name: auto for name, auto in vars(modeling_auto).items() if name.startswith("AutoModel")}

@@ -1,4 +1,4 @@
-"""What `shearling.json` says beyond the report of the run: where the model comes from, and what was measured later."""
+"""Read and update `shearling.json` of a checkpoint: its dense model, and later measurements."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ CURVE = "curve.svg"
 
 
 def base_of(folder: Path) -> str | None:
-    """The dense model that a checkpoint names and that can be found from here: a directory, a GGUF file, or None."""
+    """The local directory or GGUF file of a checkpoint's dense model, or None."""
     if not (folder / RECORD).is_file():
         return None
     base = read_record(folder).get("base") or ""
     if not base.startswith("."):
-        return None  # a Hub id: fetching a model is for the user to ask for
+        return None  # a Hub id: models are only downloaded on request
     path = Path(os.path.normpath(folder.resolve() / base))
     is_model = (path / "config.json").is_file() or (path.suffix == ".gguf" and path.is_file())
     return str(path) if is_model and path.resolve() != folder.resolve() else None
 
 
 def add_evaluation(folder: Path, evaluation: dict[str, Any]) -> dict[str, Any]:
-    """Write a score into the record and the model card; a later one of the same task takes its place."""
+    """Add a score to the record and the model card, replacing one of the same task."""
     return add_entry(folder, "evaluations", evaluation, key="task")
 
 
 def add_entry(folder: Path, field: str, entry: dict[str, Any], *, key: str) -> dict[str, Any]:
-    """Write an entry of a field into record and card, in the place of an earlier one with the same key."""
+    """Add an entry to a list in the record and card, replacing one with the same key."""
     record = read_record(folder)
     others = [other for other in record.get(field, []) if other.get(key) != entry[key]]
     return _update(folder, record, {field: [*others, entry]})
 
 
 def add_curve(folder: Path, drawn: str) -> dict[str, Any]:
-    """Put the curve of the models that were tried beside a checkpoint and on its card; `drawn` is SVG."""
+    """Save the chart of tried models (SVG) in a checkpoint and show it on the card."""
     write_whole(folder / CURVE, drawn)
     return _update(folder, read_record(folder), {"curve": CURVE})
 
 
 def _update(folder: Path, record: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
-    """Bring the model card up to date, then the record."""
+    """Update the model card, then the record."""
     updated = record | more
     card = folder / "README.md"
     with writing(card):
@@ -55,7 +55,7 @@ def _update(folder: Path, record: dict[str, Any], more: dict[str, Any]) -> dict[
 
 
 def write_page(record: dict[str, Any], folder: Path | str, path: Path, *, force: bool = False) -> None:
-    """The record as one HTML file; `folder` is where the model is."""
+    """Write the record as one HTML page; `folder` is the model's path in its code examples."""
     from shearling.report.page import model_page
 
     check_file(path, force=force)

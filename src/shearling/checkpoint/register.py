@@ -1,7 +1,7 @@
 """Make transformers load pruned checkpoints, without importing it earlier than the user does.
 
-`import shearling` must make `AutoModel.from_pretrained(directory)` work, yet stay quick. So what transformers has not
-imported yet is changed right after it has been executed: how it reads `config.json`, and how it builds a model.
+`import shearling` must make `AutoModel.from_pretrained(directory)` work but stay fast. So two modules of transformers
+are patched after they are imported: the one that reads `config.json`, and the one that builds models.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def register_when_needed() -> None:
-    """Register now what transformers has imported, and the rest as soon as it is."""
+    """Patch the modules that are imported now, and the others once they are."""
     for name, register in _REGISTERED.items():
         if name in sys.modules:
             register()
@@ -24,22 +24,22 @@ def register_when_needed() -> None:
 
 
 def upgraded(config: dict[str, Any]) -> dict[str, Any]:
-    """The contents of a `config.json` of any version of shearling as this one keeps them, without the notice to others.
+    """Convert the contents of `config.json` from any version of shearling to this one, without the loading notice.
 
-    0.1 kept the shapes under `quantization_config`, where they were in the way of every quantiser.
+    Version 0.1 stored the shapes under `quantization_config`, which conflicted with quantisers.
     """
     old = config.get("quantization_config")
     if isinstance(old, dict) and old.get("quant_method") == "shearling":
         config = {key: value for key, value in config.items() if key != "quantization_config"}
         config["shearling"] = {"version": 1, "edits": old.get("edits")}
     shapes = config.get("shearling")
-    if isinstance(shapes, dict) and not shapes.get("auto_map"):  # a class that comes with it needs the file beside it
+    if isinstance(shapes, dict) and not shapes.get("auto_map"):  # custom classes load through the shipped file instead
         config = {key: value for key, value in config.items() if key != "transformers_weights"}
     return config
 
 
 def _register_config() -> None:
-    """Have transformers read every `config.json` through `upgraded`; doing it twice changes nothing."""
+    """Make transformers read every `config.json` through `upgraded`; idempotent."""
     from transformers.configuration_utils import PreTrainedConfig
 
     read = PreTrainedConfig.get_config_dict.__func__
@@ -55,7 +55,7 @@ def _register_config() -> None:
 
 
 def _register_model() -> None:
-    import shearling.models.modeling_shearling  # noqa: F401  it registers itself, also in the middle of being imported
+    import shearling.models.modeling_shearling  # noqa: F401  registers itself on import
 
 
 _REGISTERED: dict[str, Callable[[], None]] = {
@@ -65,7 +65,7 @@ _REGISTERED: dict[str, Callable[[], None]] = {
 
 
 class _Waiting(importlib.abc.MetaPathFinder):
-    """Finds nothing itself; changes the loader of the one module it waits for."""
+    """A finder that patches the loader of one module when it is imported."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -83,7 +83,7 @@ class _Waiting(importlib.abc.MetaPathFinder):
 
 
 def _run_after(loader: Any, register: Callable[[], None]) -> None:
-    """Have the loader register once it has executed its module."""
+    """Make the loader call `register` after executing its module."""
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:

@@ -1,7 +1,7 @@
-"""Directories of sentence-transformers: a transformer, and the pooling and other modules that come after it.
+"""Directories of sentence-transformers: a transformer followed by pooling and other modules.
 
-`modules.json` lists them. The transformer is what is pruned; the rest is carried over as it is, so that the result
-loads with `SentenceTransformer(directory)` after `import shearling`.
+`modules.json` lists them. The transformer is pruned; the rest is copied, so that the result loads with
+`SentenceTransformer(directory)` after `import shearling`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
-POOLING = "1_Pooling/config.json"  # where no list of modules says otherwise
-# The modes of sentence-transformers, our names, and the flags (`pooling_mode_...`) that older files have instead; in
-# the order of concatenation.
+POOLING = "1_Pooling/config.json"  # without a list of modules
+# Modes of sentence-transformers -> (our name, flag `pooling_mode_...` in older files), in order of concatenation.
 _MODES: dict[str, tuple[Mode, str]] = {
     "cls": ("cls", "cls_token"),
     "max": ("max", "max_tokens"),
@@ -37,13 +36,13 @@ _MODES: dict[str, tuple[Mode, str]] = {
     "weightedmean": ("weighted_mean", "weightedmean_tokens"),
     "lasttoken": ("last", "lasttoken"),
 }
-_IGNORED = ("Dropout",)  # modules that change nothing outside training
+_IGNORED = ("Dropout",)  # identity outside training
 
 _log = logging.getLogger("shearling")
 
 
 def transformer_in(folder: Path) -> Path | None:
-    """Where the transformer lies (in the folder itself, or in one of its own); None if this is no such directory."""
+    """The folder of the transformer; None if this is not a directory of sentence-transformers."""
     if not (folder / MODULES).is_file():
         return None
     for module in schema.MODULES.read(folder / MODULES):
@@ -53,14 +52,14 @@ def transformer_in(folder: Path) -> Path | None:
 
 
 def is_embedder(name: str) -> bool:
-    """Whether a directory or Hub id is of sentence-transformers and gives embeddings, not a score a pair."""
+    """Whether a directory or Hub id is a sentence-transformers model for embeddings, not a CrossEncoder."""
     if _modules_of(name) is None:
         return False
     return (_read(name, SETTINGS) or {}).get("model_type") in (None, "SentenceTransformer")
 
 
 def modules_with_transformer_on_top(folder: Path) -> str:
-    """`modules.json` for a copy of the directory in which the transformer lies on top."""
+    """`modules.json` with the transformer at the top level of the directory."""
     modules = [
         module | {"path": ""} if _kind(module) == "Transformer" else module
         for module in schema.MODULES.read(folder / MODULES)
@@ -69,9 +68,9 @@ def modules_with_transformer_on_top(folder: Path) -> str:
 
 
 def attach_pooling(model: PreTrainedModel, name: str | None = None, pooling: str | Pooling | None = None) -> None:
-    """Have the model know its pooling: the one given, else what its directory or Hub id says, else a guess.
+    """Attach a pooling to the model: the given one, that of its directory or Hub id, or else mean pooling.
 
-    A pooling that was attached before stays where neither of the first two says otherwise.
+    A pooling attached before is kept if neither of the first two exists.
     """
     name = name or getattr(model, "name_or_path", "") or ""
     found = read_pooling(name)
@@ -85,14 +84,14 @@ def attach_pooling(model: PreTrainedModel, name: str | None = None, pooling: str
         set_pooling(model, found)
     elif pooling_of(model).guessed:
         _log.warning(
-            "nothing beside %s says how its embeddings are pooled: the mean over real tokens is taken. "
-            "Say what is true with pooling= (--pooling cls, last, max, ...).",
+            "no file of %s says how its embeddings are pooled: using the mean over real tokens. "
+            "Set pooling= (--pooling cls, last, max, ...) if it differs.",
             name or "the model",
         )
 
 
 def read_pooling(name: str) -> Pooling | None:
-    """How the embedding model in a directory or under a Hub id pools; None where nothing says."""
+    """The pooling of the embedding model in a directory or Hub id, or None."""
     modules = _modules_of(name)
     if modules is None:
         config = _read(name, POOLING)
@@ -105,12 +104,12 @@ def read_pooling(name: str) -> Pooling | None:
         weights = _find(name, f"{path}/model.safetensors") if kind == "Dense" else None
         read = kind in ("Pooling", "Dense")
         config = (_read(name, f"{path}/config.json") or {}) if read else {}
-        parts.append(Part(kind, config, None if weights is None else load_file(weights), f"{path} of {name}"))
+        parts.append(SentenceModule(kind, config, None if weights is None else load_file(weights), f"{path} of {name}"))
     return pooling_of_parts(parts, _read(name, SETTINGS) or {}, _max_length(name, modules))
 
 
-class Part(NamedTuple):
-    """A module of sentence-transformers: its class, its configuration, its weights where there are some, its place."""
+class SentenceModule(NamedTuple):
+    """A module of sentence-transformers: its class, configuration, optional weights, and location for messages."""
 
     kind: str
     config: Mapping[str, Any]
@@ -118,8 +117,10 @@ class Part(NamedTuple):
     where: str
 
 
-def pooling_of_parts(parts: Iterable[Part], settings: Mapping[str, Any], max_length: int | None) -> Pooling | None:
-    """How the modules after the transformer make embeddings; None where they do not, as in a CrossEncoder."""
+def pooling_of_parts(
+    parts: Iterable[SentenceModule], settings: Mapping[str, Any], max_length: int | None
+) -> Pooling | None:
+    """The pooling defined by the modules; None without a pooling module, as in a CrossEncoder."""
     modes: tuple[Mode, ...] | None = None
     dense: list[DenseModule] = []
     normalize = False
@@ -143,7 +144,7 @@ def pooling_of_parts(parts: Iterable[Part], settings: Mapping[str, Any], max_len
 
 
 def modes_of(config: Mapping[str, Any], where: str) -> tuple[Mode, ...]:
-    """The modes of a Pooling module's configuration, in either way of writing them."""
+    """The modes in a Pooling module's configuration, old or new format."""
     given = config.get("pooling_mode")
     if given is None:
         given = [mode for mode, (_, flag) in _MODES.items() if config.get(f"pooling_mode_{flag}")] or ["mean"]
@@ -154,8 +155,8 @@ def modes_of(config: Mapping[str, Any], where: str) -> tuple[Mode, ...]:
     return tuple(_MODES[name][0] for name in names)
 
 
-def _projection(part: Part) -> DenseModule:
-    """A Dense module; its weights come from safetensors only, for the other format is a pickle."""
+def _projection(part: SentenceModule) -> DenseModule:
+    """A Dense module; its weights are read only from safetensors, never from a pickle."""
     activation = str(part.config.get("activation_function", "torch.nn.modules.activation.Tanh")).rpartition(".")[2]
     if part.weights is None or activation not in ACTIVATIONS or part.config.get("use_residual"):
         unknown = f"activation {activation} (or a residual), which shearling does not know"
@@ -165,7 +166,7 @@ def _projection(part: Part) -> DenseModule:
 
 
 def _max_length(name: str, modules: list[dict[str, Any]]) -> int | None:
-    """Tokens of the longest text, where the configuration of the transformer says."""
+    """Maximum tokens of a text, from the transformer's settings."""
     path = next((module.get("path", "") for module in modules if _kind(module) == "Transformer"), "")
     settings = _read(name, f"{path}/sentence_bert_config.json".lstrip("/")) or {}
     length = settings.get("max_seq_length")
@@ -173,12 +174,12 @@ def _max_length(name: str, modules: list[dict[str, Any]]) -> int | None:
 
 
 def _kind(module: dict[str, Any]) -> str:
-    """The class of a module: `sentence_transformers.models.Pooling` is a Pooling."""
+    """The class name of a module: `sentence_transformers.models.Pooling` -> Pooling."""
     return str(module.get("type", "")).rpartition(".")[2]
 
 
 def _find(name: str, file: str) -> Path | None:
-    """A file of a directory or of a Hub id (from its cache where there is no network); None where there is none."""
+    """A file of a directory or Hub id (from the cache if there is no network), or None."""
     if not name or Path(name).exists():
         path = Path(name) / file
         return path if name and path.is_file() else None
@@ -187,13 +188,13 @@ def _find(name: str, file: str) -> Path | None:
     quietly = dict.fromkeys(("missing_entries", "connection_errors", "gated_repo"), False)
     try:
         found = cached_file(name, file, **{f"_raise_exceptions_for_{what}": no for what, no in quietly.items()})
-    except (OSError, ValueError):  # no such id; loading the model gives a better message
+    except (OSError, ValueError):  # unknown id; loading the model gives a better message
         return None
     return None if found is None else Path(os.fspath(found))
 
 
 def _read(name: str, file: str) -> dict[str, Any] | None:
-    """A JSON object beside a model; None where there is no such file."""
+    """A JSON file of a model, or None."""
     path = _find(name, file)
     if path is None:
         return None
@@ -202,6 +203,6 @@ def _read(name: str, file: str) -> dict[str, Any] | None:
 
 
 def _modules_of(name: str) -> list[dict[str, Any]] | None:
-    """The modules of a directory or Hub id; None where there is no list of them."""
+    """The module list of a directory or Hub id, or None."""
     path = _find(name, MODULES)
     return None if path is None else schema.MODULES.read(path)

@@ -1,4 +1,4 @@
-"""The command line. It reads options, calls the library, prints; nothing is decided here."""
+"""The command line: reads options, calls the library, prints."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _leave)
     try:
         _end(run(sys.argv[1:]))
-    except KeyboardInterrupt:  # so early, or so late, that no command is at work
+    except KeyboardInterrupt:  # outside of a command
         sys.exit(INTERRUPTED)
 
 
 def _end(code: int) -> None:
-    """End the process; one of several at once, because torch's threads may abort it while another is still closing."""
+    """Exit; with several processes immediately, because torch's threads may abort while another is shutting down."""
     from shearling.cli.processes import place
 
     if place()[1] > 1:
@@ -34,12 +34,12 @@ def _end(code: int) -> None:
 
 
 def _leave(number: int, frame: object) -> None:
-    """Asked to end, tidy up on the way out: no hidden folder stays behind a half-written checkpoint."""
+    """Turn SIGTERM into SystemExit, so that temporary folders are removed."""
     raise SystemExit(128 + number)
 
 
 def run(arguments: list[str]) -> int:
-    """One command, as an exit code."""
+    """Run one command; returns the exit code."""
     import typer
 
     from shearling.cli.console import complain
@@ -47,15 +47,19 @@ def run(arguments: list[str]) -> int:
 
     if idle(arguments):
         return 0
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers' bars would run through ours
-    for name in ("torchao", "torch.utils._pytree", "bitsandbytes"):  # transformers imports them; no kernel is needed
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # they would interfere with ours
+    for name in (
+        "torchao",
+        "torch.utils._pytree",
+        "bitsandbytes",
+    ):  # imported by transformers; their kernels are unused
         logging.getLogger(name).setLevel(logging.ERROR)
     try:
         from shearling.cli.app import app
 
         with together(arguments):
             result = app(arguments, prog_name="shearling", standalone_mode=False)
-        if result == INTERRUPTED:  # typer's word for Ctrl-C
+        if result == INTERRUPTED:  # typer's code for Ctrl-C
             raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except InputError as error:
@@ -70,7 +74,7 @@ def run(arguments: list[str]) -> int:
         complain("interrupted; nothing was left half-written")
         return INTERRUPTED
     except _usage_error() as error:
-        if message := error.format_message().strip():  # empty where the help has been shown instead
+        if message := error.format_message().strip():  # empty if the help was shown
             path = getattr(getattr(error, "ctx", None), "command_path", "shearling")
             complain(f"{message} ({path} --help lists what there is)")
         return 2
@@ -85,7 +89,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _usage_error() -> Any:
-    """The class of all complaints about wrong use. Newer typer carries its own click, so it is found by descent."""
+    """Click's UsageError; newer versions of typer bundle click, so it is found by inheritance."""
     import typer
 
     return typer.BadParameter.__mro__[2]

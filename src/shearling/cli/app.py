@@ -28,7 +28,7 @@ app = typer.Typer(
 )
 
 for command in (prune, profile, evaluate, sweep, retrain, show, compare, export, architectures, demo):
-    # A command's module holds the examples that its help ends with, where it has any.
+    # EPILOG of a command's module has the examples at the end of its help.
     app.command(epilog=getattr(sys.modules[command.__module__], "EPILOG", None))(command)
 
 

@@ -18,11 +18,9 @@ EPILOG = o.examples(
 
 @o.reads
 def compare(
-    first: Annotated[
-        str, typer.Argument(metavar="FIRST", help="A model directory, or an id on the Hub.", show_default=False)
-    ],
+    first: Annotated[str, typer.Argument(metavar="FIRST", help="A model directory, or a Hub id.", show_default=False)],
     second: Annotated[str, typer.Argument(metavar="SECOND", help="Another one, dense or pruned.", show_default=False)],
-    reading: o.Reading,
+    reading: o.DataOptions,
     batch_size: o.BatchSize = None,
     html: Annotated[Path | None, o.output(help="Write a page to this file.")] = None,
     force: Annotated[bool, o.output("--force", help="Replace the page if it exists.")] = False,

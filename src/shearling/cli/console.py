@@ -1,4 +1,4 @@
-"""What people see: results on stdout, for people or as one JSON object; progress and remarks on stderr."""
+"""Output: results on stdout, as text or one JSON object; progress and messages on stderr."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 
 def complain(message: str) -> None:
-    """One clear message on stderr; which process it comes from, where there are several."""
+    """Print an error to stderr, with the process number if there are several."""
     rank, world = place()
     _remark(message, f"[bold red]error in process {rank} of {world}:[/] " if world > 1 else "[bold red]error:[/] ")
 
 
 def say(message: str, *, quiet: bool = False) -> None:
-    """A remark for people, on stderr."""
+    """Print a message to stderr."""
     if not quiet and first():
         _remark(message)
 
 
 def warn(message: str) -> None:
-    """A remark that should not be missed, on stderr."""
+    """Print a warning to stderr."""
     if first():
         _remark(message, "[yellow]warning:[/] ")
 
@@ -38,20 +38,20 @@ def _remark(message: str, before: str = "") -> None:
 
 
 def emit(value: dict[str, Any]) -> None:
-    """The result for machines: exactly one JSON object on stdout."""
+    """Print the result as one JSON object to stdout."""
     if first():
         json.dump(value, sys.stdout)
         sys.stdout.write("\n")
 
 
 def tell(result: str, *, quiet: bool = False) -> None:
-    """A result for people, on stdout."""
+    """Print a result as text to stdout."""
     if not quiet and first():
         sys.stdout.write(f"{result}\n")
 
 
 def print_facts(facts: Facts, *, quiet: bool = False) -> None:
-    """A report for people, on stdout."""
+    """Print a report to stdout."""
     if not quiet and first():
         from shearling.report.text import show
 

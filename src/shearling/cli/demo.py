@@ -10,13 +10,13 @@ import typer
 from shearling.cli import options as o
 
 if TYPE_CHECKING:
-    from shearling.workflows.demo import Demo
+    from shearling.workflows.demo_result import Demo
 
-SAMPLES = 400  # sentences: half a minute of work in all
+SAMPLES = 400  # sentences; the demo then takes about half a minute
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Where the pruned model and the report go.")] = Path(
+    out: Annotated[Path, typer.Option("--out", "-o", help="Directory for the pruned model and the report.")] = Path(
         "demo-output"
     ),
     flops: Annotated[float, typer.Option(help="Keep this share of the layers' FLOPs, in (0, 1].")] = 0.5,
@@ -26,7 +26,7 @@ def demo(
     quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
-    """Prune a real sentence encoder on this machine and let it search on the index of the original."""
+    """Prune a real sentence encoder on this machine, and search with it on the dense model's index."""
     from shearling.cli.console import emit, say
     from shearling.workflows.demo import STAGES
     from shearling.workflows.demo import demo as run
@@ -36,7 +36,7 @@ def demo(
     with watching(not quiet, STAGES) as watcher:
         result = run(out, flops=flops, samples=samples, seed=seed, force=force, watcher=watcher)
     if as_json:
-        emit(result.record)
+        emit(result.to_json())
     elif not quiet:
         _picture(result)
 
@@ -46,18 +46,18 @@ def _picture(result: Demo) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    from shearling.workflows.demo import answers, summary
+    from shearling.workflows.demo_result import summary
 
     console = Console(highlight=False)
     console.print(f"\n{escape(str(result.pruned))}\n", soft_wrap=True)
-    title = f"a search among {result.record['search']['passages']:,} held-out paragraphs"
+    title = f"a search among {result.search.passages:,} held-out paragraphs"
     table = Table(title=title, title_justify="left", show_header=False)
-    for name, value in summary(result.record):
+    for name, value in summary(result):
         table.add_row(name, f"[bold]{escape(value)}[/]")
     console.print(table)
-    for example in result.record["examples"]:
-        console.print(f"\n[dim]search[/] {escape(example['sentence'])}")
-        for who, what in answers(example):
+    for example in result.examples:
+        console.print(f"\n[dim]search[/] {escape(example.sentence)}")
+        for who, what in example.answers:
             console.print(f"  [dim]{who}[/] {escape(what)}")
-    console.print(f"\nThe pruned model is in [bold]{escape(result.record['out'])}[/], the report in", end=" ")
-    console.print(f"[bold]{escape(result.record['page'])}[/].", soft_wrap=True)
+    console.print(f"\nThe pruned model is in [bold]{escape(str(result.out))}[/], the report in", end=" ")
+    console.print(f"[bold]{escape(str(result.page))}[/].", soft_wrap=True)

@@ -16,12 +16,12 @@ EPILOG = o.examples(
 @o.reads
 def evaluate(
     model: o.Model,
-    reading: o.Reading,
+    reading: o.DataOptions,
     batch_size: o.BatchSize = None,
     dtype: o.Dtype = None,
     compiled: Annotated[bool, o.advanced("--compile", help="Run the model through torch.compile.")] = False,
     record: Annotated[
-        bool, o.output("--record", help="Also write the score into the checkpoint's record and model card.")
+        bool, o.output("--record", help="Also add the score to the checkpoint's record and model card.")
     ] = False,
     quiet: o.Quiet = False,
     as_json: o.Json = False,

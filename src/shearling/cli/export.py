@@ -20,13 +20,13 @@ def export(
     model: o.Model,
     out: Annotated[
         Path | None,
-        o.output("--out", "-o", help="The file to write; onnx: or a directory for servers.", show_default=False),
+        o.output("--out", "-o", help="Output file; onnx: or a directory for servers.", show_default=False),
     ] = None,
     format_: Annotated[
         str,
         typer.Option(
             "--format",
-            help="onnx, torch, openvino, gguf, ctranslate2; or list: which suit MODEL.",
+            help="onnx, torch, openvino, gguf, ctranslate2; or list: show which support MODEL.",
             rich_help_panel=o.FORMAT,
         ),
     ] = "onnx",
@@ -35,7 +35,7 @@ def export(
     quantise: Annotated[
         str | None,
         typer.Option(
-            help="How --int8 ranges activations: dynamic (each batch), static (calibrated on --data).",
+            help="Activation ranges of --int8: dynamic (per batch), static (calibrated on --data).",
             rich_help_panel=o.FORMAT,
         ),
     ] = None,
@@ -43,10 +43,10 @@ def export(
     data: o.Data = None,
     task: o.Task = None,
     eval_: Annotated[
-        str | None, o.inputs("--eval", help="Labelled rows to score the dense model, MODEL and the file on.")
+        str | None, o.inputs("--eval", help="Labelled rows for scoring the dense model, MODEL and the file.")
     ] = None,
     dense: Annotated[
-        str | None, o.inputs(help="A model to compare size and latency with; by default the one it was pruned from.")
+        str | None, o.inputs(help="A model to compare size and latency with; default: the one it was pruned from.")
     ] = None,
     trust_remote_code: o.TrustRemoteCode = False,
     force: o.Force = False,

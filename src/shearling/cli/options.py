@@ -1,4 +1,4 @@
-"""Options that several commands share, each in its panel of the help."""
+"""Options shared by several commands, each with its panel of the help."""
 
 from __future__ import annotations
 
@@ -21,9 +21,7 @@ method = partial(typer.Option, rich_help_panel="Method")
 FORMAT = "Format"
 advanced = partial(typer.Option, rich_help_panel="Advanced")
 
-Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A model directory, or an id on the Hub.", show_default=False)
-]
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A model directory, or a Hub id.", show_default=False)]
 Directory = Annotated[
     Path, typer.Argument(metavar="DIRECTORY", help="A directory that `shearling prune` wrote.", show_default=False)
 ]
@@ -32,12 +30,12 @@ Task = Annotated[
     str | None,
     inputs("--task", help="sst2, mnli, squad, ... or classification, sts, retrieval, rerank, lm, seq2seq, knn, ..."),
 ]
-Limit = Annotated[int | None, inputs("--limit", help="Score on the first N rows only.", min=1, metavar="N")]
+Limit = Annotated[int | None, inputs("--limit", help="Score only the first N rows.", min=1, metavar="N")]
 TextColumns = Annotated[
-    str | None, inputs("--text-columns", help="The column(s) with the text, comma-separated, if --task does not tell.")
+    str | None, inputs("--text-columns", help="Text column(s), comma-separated, if the task's defaults do not match.")
 ]
-LabelColumn = Annotated[str | None, inputs("--label-column", help="The column with the label.")]
-MaxLength = Annotated[int | None, inputs("--max-length", help="Cut texts to this many tokens.", min=2)]
+LabelColumn = Annotated[str | None, inputs("--label-column", help="Label column, if the task's defaults do not match.")]
+MaxLength = Annotated[int | None, inputs("--max-length", help="Truncate texts to this many tokens.", min=2)]
 Shape = Annotated[
     str,
     constraint(
@@ -46,36 +44,36 @@ Shape = Annotated[
         metavar="uneven|stock",
     ),
 ]
-Seed = Annotated[int, advanced("--seed", help="Draws the sample, and labels from the model.", min=0)]
+Seed = Annotated[int, advanced("--seed", help="Seed of the sample, and of labels sampled from the model.", min=0)]
 Samples = Annotated[
     str,
     inputs(
         "--samples",
-        help="Examples to calibrate on: a number, or auto (2,048, or fewer where that is enough; 8,192 texts for an "
-        "embedding model on a GPU).",
+        help="Number of calibration examples, or auto (2,048, or fewer if that is enough; 8,192 for an embedding model "
+        "on a GPU).",
         metavar="auto|N",
     ),
 ]
 FlopsLength = Annotated[
     float | None,
-    advanced("--flops-length", help="Count FLOPs at this many tokens an example; by default the sample's mean.", min=1),
+    advanced("--flops-length", help="Tokens per example for counting FLOPs; default: the sample's mean.", min=1),
 ]
 OldLength = Annotated[float | None, typer.Option("--length", hidden=True, min=1)]
 BatchSize = Annotated[
     int | None,
-    advanced("--batch-size", help="Examples at a time when scoring; by default what suits the device.", min=1),
+    advanced("--batch-size", help="Batch size for scoring; default: suited to the device.", min=1),
 ]
 Device = Annotated[str, advanced("--device", help="auto, cpu, cuda, cuda:1, ...")]
-Dtype = Annotated[str | None, advanced("--dtype", help="float32, bfloat16, float16; by default the checkpoint's own.")]
+Dtype = Annotated[str | None, advanced("--dtype", help="float32, bfloat16, float16; default: the checkpoint's own.")]
 Force = Annotated[bool, output("--force", help="Replace --out if it exists.")]
 Quiet = Annotated[bool, output("--quiet", "-q", help="Print nothing but errors (and --json).")]
 Json = Annotated[bool, output("--json", help="Print the result as one JSON object on stdout.")]
-TrustRemoteCode = Annotated[bool, advanced("--trust-remote-code", help="Run code that the model brings along.")]
+TrustRemoteCode = Annotated[bool, advanced("--trust-remote-code", help="Run custom code of the model.")]
 
 
 @dataclass(frozen=True)
-class Reading:
-    """The options about what is read, of `prune`, `sweep`, `evaluate` and `compare`."""
+class DataOptions:
+    """The data options of `prune`, `sweep`, `evaluate` and `compare`."""
 
     data: Data = None
     task: Task = None
@@ -85,33 +83,32 @@ class Reading:
     limit: Limit = None
     metric: Annotated[
         str | None,
-        inputs(
-            help="Judge by this: ndcg@10, mrr@10, r@1, spearman, auc, rouge-l, agreement, ...; by default the task's "
-            "own."
-        ),
+        inputs(help="Metric: ndcg@10, mrr@10, r@1, spearman, auc, rouge-l, agreement, ...; default: the task's own."),
     ] = None
     index: Annotated[
         str | None,
-        inputs(help="retrieval, knn: who embeds what is searched. `dense` is the original; else the model scored."),
+        inputs(
+            help="retrieval, knn: model that embeds the passages: `dense`, or a directory; default: the scored model."
+        ),
     ] = None
     pooling: Annotated[
         str | None,
-        inputs(help="Embedding models whose files do not say it: mean, cls, last, max, weighted_mean."),
+        inputs(help="Pooling, if the model's files do not have it: mean, cls, last, max, weighted_mean."),
     ] = None
     prefix: Annotated[
         str | None,
-        inputs(help="seq2seq: put this before every source; by default what the configuration says."),
+        inputs(help="seq2seq: prefix of every source; default: that of the configuration."),
     ] = None
-    image_size: Annotated[int | None, inputs(help="Images: pixels of a side, without a processor file.", min=1)] = None
+    image_size: Annotated[int | None, inputs(help="Images: pixels per side, without a processor file.", min=1)] = None
     mean: Annotated[
-        str | None, inputs(help="Images: mean of the colours, one number or three: 0.5 or 0.485,0.456,0.406.")
+        str | None, inputs(help="Images: mean of the channels, one number or three: 0.5 or 0.485,0.456,0.406.")
     ] = None
-    std: Annotated[str | None, inputs(help="Images: deviation of the colours, as --mean.")] = None
+    std: Annotated[str | None, inputs(help="Images: standard deviation of the channels, as --mean.")] = None
     device: Device = "auto"
     trust_remote_code: TrustRemoteCode = False
 
     def source(self, model: str, **more: Any) -> Source:
-        """What the options say to read; `more` are fields of a source that only some commands have options for."""
+        """The source; `more` are fields that only some commands have options for."""
         from shearling.data.images import ImageOptions
         from shearling.workflows.source import Source
 
@@ -125,19 +122,19 @@ class Reading:
 
 
 def reads(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `Reading` in the place of its parameter `reading`."""
-    defaults = {one.name: one.default for one in fields(Reading)}
-    values: dict[str, Any] = {}  # the default of every option, in the order of the help
+    """Replace a command's parameter `reading` by the options of `DataOptions`."""
+    defaults = {one.name: one.default for one in fields(DataOptions)}
+    values: dict[str, Any] = {}  # defaults of the options, in the order of the help
     for name, parameter in inspect.signature(command).parameters.items():
         values |= defaults if name == "reading" else {name: parameter.default}
-    for name in ("device", "trust_remote_code"):  # panels come in the order of their first options: "Advanced" is last
+    for name in ("device", "trust_remote_code"):  # panels are ordered by their first option: "Advanced" comes last
         values[name] = values.pop(name)
 
     @wraps(command)
     def with_options(**given: Any) -> None:
-        command(reading=Reading(**{name: given.pop(name) for name in defaults}), **given)
+        command(reading=DataOptions(**{name: given.pop(name) for name in defaults}), **given)
 
-    hints = get_type_hints(command, include_extras=True) | get_type_hints(Reading, include_extras=True)
+    hints = get_type_hints(command, include_extras=True) | get_type_hints(DataOptions, include_extras=True)
     keyword = inspect.Parameter.KEYWORD_ONLY
     shown = [inspect.Parameter(name, keyword, default=values[name], annotation=hints[name]) for name in values]
     with_options.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
@@ -167,12 +164,12 @@ def samples(value: str) -> int | Literal["auto"]:
 
 
 def polish(value: str) -> int | str:
-    """A number of passes, or the words as they are."""
+    """A number of passes, or the text itself."""
     return int(value) if value.isdecimal() else value
 
 
 def renamed(old: str, new: str, given: float | None, value: float | None) -> float | None:
-    """The value of an option that had another name; the old name works, with a warning."""
+    """The value of a renamed option; the old name works with a warning."""
     if given is None:
         return value
     from shearling.cli.console import warn
@@ -182,5 +179,5 @@ def renamed(old: str, new: str, given: float | None, value: float | None) -> flo
 
 
 def examples(*commands: str) -> str:
-    """The end of a command's help: commands to copy."""
+    """The examples at the end of a command's help."""
     return "\n\n".join(["[bold]Examples[/]", *(f"  [dim]$[/] {command}" for command in commands)])

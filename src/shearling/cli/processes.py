@@ -1,4 +1,4 @@
-"""One of several processes that `torchrun` or `accelerate launch` started: what this one has to do."""
+"""Commands in several processes, started by `torchrun` or `accelerate launch`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-SHARED = ("prune", "sweep")  # commands whose work the processes share; the first process does the others alone
+SHARED = ("prune", "sweep")  # commands that all processes run; rank 0 runs the others alone
 
 
 def place() -> tuple[int, int]:
-    """This process's number and how many there are, as the launcher says; no torch is needed to know."""
+    """(rank, world size) from the launcher's environment variables, without importing torch."""
     try:
         return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     except ValueError:
@@ -18,19 +18,19 @@ def place() -> tuple[int, int]:
 
 
 def first() -> bool:
-    """Only the first process prints results."""
+    """Whether this process prints results."""
     rank, world = place()
     return world == 1 or rank == 0
 
 
 def idle(arguments: Sequence[str]) -> bool:
-    """There is nothing to do here: the command is not one to share, and another process does it."""
+    """Whether another process runs the command alone."""
     return not first() and not _shared(arguments)
 
 
 @contextmanager
 def together(arguments: Sequence[str]) -> Iterator[None]:
-    """Have the processes find each other, where there are several and the command is one to share."""
+    """Join the process group, if there are several processes and they share the command."""
     if place()[1] == 1 or not _shared(arguments):
         yield
         return

@@ -18,16 +18,18 @@ EPILOG = o.examples(
 
 def profile(
     model: o.Model,
-    out: Annotated[Path, o.output("--out", "-o", help="Where to write the table.", show_default=False)],
-    batch_size: Annotated[int, o.inputs(help="Examples in a batch, as the model will run.", min=1)] = 32,
-    seq_len: Annotated[int, o.inputs(help="Tokens in an example, as the model will run.", min=1)] = 128,
+    out: Annotated[Path, o.output("--out", "-o", help="Output file for the table.", show_default=False)],
+    batch_size: Annotated[int, o.inputs(help="Batch size in deployment.", min=1)] = 32,
+    seq_len: Annotated[int, o.inputs(help="Tokens per example in deployment.", min=1)] = 128,
     device: o.Device = "auto",
     dtype: o.Dtype = None,
-    threads: Annotated[int | None, o.advanced(help="Threads of the CPU; torch's own choice by default.", min=1)] = None,
+    threads: Annotated[int | None, o.advanced(help="CPU threads; default: torch's setting.", min=1)] = None,
     runtime: Annotated[
-        str, o.inputs(help="How the model will run: `eager`, or `graphs` for CUDA graphs.", metavar="NAME")
+        str, o.inputs(help="Runtime in deployment: `eager`, or `graphs` for CUDA graphs.", metavar="NAME")
     ] = "eager",
-    seconds: Annotated[float | None, o.advanced(help="How long to measure, about; 60 by default.", min=1.0)] = None,
+    seconds: Annotated[
+        float | None, o.advanced(help="Approximate duration of the measurement; default: 60.", min=1.0)
+    ] = None,
     budget: Annotated[float | None, typer.Option("--budget", hidden=True, min=1.0)] = None,
     plot: Annotated[Path | None, o.output(help="Draw the table and the fit: svg, png or pdf.")] = None,
     trust_remote_code: o.TrustRemoteCode = False,
@@ -35,7 +37,7 @@ def profile(
     quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
-    """Time MODEL's own layers here, with fewer and fewer units, for `prune --latency`."""
+    """Time MODEL on this machine with varying numbers of units, for `prune --latency`."""
     from shearling.cli.console import emit, say, tell
     from shearling.workflows.profile import STAGES, profile_source
     from shearling.workflows.progress import watching

@@ -19,34 +19,32 @@ EPILOG = o.examples(
 @o.reads
 def prune(
     model: o.Model,
-    reading: o.Reading,
-    evaluation: Annotated[str | None, o.inputs("--eval", help="Labelled rows to score dense and pruned on.")] = None,
+    reading: o.DataOptions,
+    evaluation: Annotated[str | None, o.inputs("--eval", help="Labelled rows for scoring dense and pruned.")] = None,
     samples: o.Samples = "auto",
     flops: Annotated[float | None, o.constraint(help="Keep this share of the layers' FLOPs, in (0, 1].")] = None,
     params: Annotated[float | None, o.constraint(help="Keep this share of the layers' parameters.")] = None,
     latency: Annotated[float | None, o.constraint(help="Take this share of the model's time.")] = None,
     table: Annotated[
         Path | None,
-        o.constraint(help="With --latency: what `shearling profile` wrote; without it, the model is profiled first."),
+        o.constraint(help="With --latency: a table from `shearling profile`; default: the model is profiled first."),
     ] = None,
-    batch_size: Annotated[
-        int | None, o.constraint(help="Examples in a batch, of the latency; 1 by default.", min=1)
-    ] = None,
+    batch_size: Annotated[int | None, o.constraint(help="Batch size of the latency; default: 1.", min=1)] = None,
     seq_len: Annotated[
-        int | None, o.constraint(help="Tokens in an example, of the latency; by default the sample's mean.", min=1)
+        int | None, o.constraint(help="Tokens per example of the latency; default: the sample's mean.", min=1)
     ] = None,
     max_drop: Annotated[
         float | None, o.constraint(help="Find the smallest budget that loses at most this many points on --eval.")
     ] = None,
-    by: Annotated[str, o.constraint(help="With --max-drop: a budget of flops, params or latency.")] = "flops",
+    by: Annotated[str, o.constraint(help="With --max-drop: kind of budget: flops, params or latency.")] = "flops",
     shape: o.Shape = "uneven",
-    out: Annotated[Path | None, o.output("--out", "-o", help="Where to write the pruned model.")] = None,
-    report: Annotated[Path | None, o.output(help="Write the report as a page to this file.")] = None,
+    out: Annotated[Path | None, o.output("--out", "-o", help="Output directory for the pruned model.")] = None,
+    report: Annotated[Path | None, o.output(help="Write the report as an HTML page to this file.")] = None,
     force: Annotated[bool, o.output("--force", help="Replace --out and --report if they exist.")] = False,
     dry_run: Annotated[bool, o.output("--dry-run", help="Show the result and its cost; write nothing.")] = False,
     quiet: o.Quiet = False,
     as_json: o.Json = False,
-    method: Annotated[str, o.method(help="How units are chosen.")] = "surgeon",
+    method: Annotated[str, o.method(help="Pruning method: surgeon or paper.")] = "surgeon",
     settings: Annotated[
         list[str] | None,
         o.method(
@@ -57,11 +55,13 @@ def prune(
     ] = None,
     multiple_of: Annotated[
         int | None,
-        o.method(help="Round filter counts to multiples of this; by default what the method asks for.", min=1),
+        o.method(help="Round filter counts to multiples of this; default: the method's own.", min=1),
     ] = None,
     labels: Annotated[bool, o.method("--labels", help="surgeon: use the data's labels.")] = False,
     refit: Annotated[bool, o.method("--refit/--no-refit", help="surgeon: refit the output projections.")] = True,
-    realign: Annotated[bool, o.method("--realign/--no-realign", help="surgeon: realign what goes into units.")] = True,
+    realign: Annotated[
+        bool, o.method("--realign/--no-realign", help="surgeon: correct the inputs of the units.")
+    ] = True,
     polish: Annotated[
         str | None,
         o.method(
@@ -77,11 +77,11 @@ def prune(
         bool,
         o.method(
             "--drop-sublayers/--no-drop-sublayers",
-            help="paper: drop whole sublayers where their overheads alone exceed the latency.",
+            help="paper: drop whole sublayers if their overheads alone exceed the latency.",
         ),
     ] = True,
     correct: Annotated[
-        bool, o.advanced("--correct/--no-correct", help="Choose again where the model is slower than the table says.")
+        bool, o.advanced("--correct/--no-correct", help="Choose again if the model is slower than the table predicts.")
     ] = True,
     timing: Annotated[bool, o.advanced("--timing/--no-timing", help="With --eval: time both models.")] = True,
     seed: o.Seed = 0,
@@ -105,7 +105,7 @@ def prune(
     if report is not None:
         check_file(report, force=force)
     if (batch_size is not None or seq_len is not None) and latency is None and evaluation is None:
-        warn("--batch-size and --seq-len are those of a latency and of timing; the sample needs neither")
+        warn("--batch-size and --seq-len only affect a latency and timing, not the sample")
     source = reading.source(
         model, samples=o.samples(samples), seed=seed, dtype=dtype,
         length=o.renamed("--length", "--flops-length", length, flops_length),

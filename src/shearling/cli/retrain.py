@@ -12,32 +12,32 @@ from shearling.cli import options as o
 
 def retrain(
     directory: o.Directory,
-    out: Annotated[Path, o.output("--out", "-o", help="Where to write the retrained model.")],
+    out: Annotated[Path, o.output("--out", "-o", help="Output directory for the retrained model.")],
     data: o.Data = None,
     task: o.Task = None,
     evaluation: Annotated[
-        str | None, typer.Option("--eval", help="Labelled rows to score the model on, before and after.")
+        str | None, typer.Option("--eval", help="Labelled rows for scoring the model before and after.")
     ] = None,
-    teacher: Annotated[
-        str | None, typer.Option(help="The dense model; its answers are learned beside the labels.")
-    ] = None,
+    teacher: Annotated[str | None, typer.Option(help="The dense model, for distillation.")] = None,
     epochs: Annotated[float, typer.Option(help="Passes over the data.")] = 3.0,
     lr: Annotated[float, typer.Option(help="Learning rate.")] = 2e-5,
-    alpha: Annotated[float, typer.Option(help="With --teacher: the weight of its answers, in [0, 1].")] = 0.5,
-    temperature: Annotated[float, typer.Option(help="With --teacher: how soft its answers are.")] = 2.0,
+    alpha: Annotated[
+        float, typer.Option(help="With --teacher: weight of its outputs against the labels, in [0, 1].")
+    ] = 0.5,
+    temperature: Annotated[float, typer.Option(help="With --teacher: softmax temperature.")] = 2.0,
     text_columns: o.TextColumns = None,
     label_column: o.LabelColumn = None,
     limit: o.Limit = None,
     seed: o.Seed = 0,
     max_length: o.MaxLength = None,
-    batch_size: Annotated[int, typer.Option(help="Examples in a batch of the training.", min=1)] = 32,
+    batch_size: Annotated[int, typer.Option(help="Batch size of the training.", min=1)] = 32,
     device: o.Device = "auto",
     trust_remote_code: o.TrustRemoteCode = False,
     force: o.Force = False,
     quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
-    """Retrain a pruned model on labelled data; an interrupted run goes on where it stopped."""
+    """Retrain a pruned model on labelled data; an interrupted run is resumed."""
     from shearling.cli.console import emit, say, tell
     from shearling.workflows.progress import watching
     from shearling.workflows.retrain import STAGES, retrain_source

@@ -14,7 +14,7 @@ def show(
     force: Annotated[bool, o.output("--force", help="Replace the page if it exists.")] = False,
     as_json: o.Json = False,
 ) -> None:
-    """Show what was pruned in DIRECTORY, how, what it costs now and how well it does."""
+    """Show the pruned model in DIRECTORY: sizes, costs, scores, and how it was made."""
     from shearling.checkpoint.load import read_record
     from shearling.checkpoint.record import write_page
     from shearling.cli.console import emit, print_facts, say

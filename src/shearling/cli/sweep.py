@@ -17,32 +17,32 @@ EPILOG = o.examples(
 @o.reads
 def sweep(
     model: o.Model,
-    out: Annotated[Path, o.output("--out", "-o", help="Where results.json, curve.svg and report.html go.")],
-    reading: o.Reading,
-    evaluation: Annotated[str | None, o.inputs("--eval", help="Labelled rows to score every model on.")] = None,
+    out: Annotated[Path, o.output("--out", "-o", help="Directory for results.json, curve.svg and report.html.")],
+    reading: o.DataOptions,
+    evaluation: Annotated[str | None, o.inputs("--eval", help="Labelled rows for scoring every model.")] = None,
     flops: Annotated[str | None, o.constraint(help="Budgets, comma-separated: 0.7,0.5,0.3.")] = None,
     params: Annotated[str | None, o.constraint(help="Budgets of parameters instead.")] = None,
     latency: Annotated[str | None, o.constraint(help="Budgets of latency, with --table.")] = None,
-    table: Annotated[Path | None, o.constraint(help="What `shearling profile` wrote.")] = None,
+    table: Annotated[Path | None, o.constraint(help="A table from `shearling profile`.")] = None,
     shape: o.Shape = "uneven",
     methods: Annotated[str, o.method(help="Methods, comma-separated.")] = "surgeon",
     seeds: Annotated[
         str, o.method("--seeds", "--seed", help="Seeds, comma-separated; each draws its own sample.")
     ] = "0",
     save: Annotated[bool, o.output("--save", help="Keep the pruned models under OUT/models.")] = False,
-    timing: Annotated[bool, o.advanced("--timing/--no-timing", help="Time every model beside the dense one.")] = True,
+    timing: Annotated[bool, o.advanced("--timing/--no-timing", help="Time every model against the dense one.")] = True,
     multiple_of: Annotated[int | None, o.method(help="Round filter counts.", min=1)] = None,
     samples: o.Samples = "auto",
     flops_length: o.FlopsLength = None,
     length: o.OldLength = None,
     batch_size: o.BatchSize = None,
     dtype: o.Dtype = None,
-    force: Annotated[bool, o.output("--force", help="Forget the sweep in OUT and start afresh.")] = False,
-    dry_run: Annotated[bool, o.output("--dry-run", help="Say what would be done, and write nothing.")] = False,
+    force: Annotated[bool, o.output("--force", help="Discard the sweep in OUT and start afresh.")] = False,
+    dry_run: Annotated[bool, o.output("--dry-run", help="Show what would be done; write nothing.")] = False,
     quiet: o.Quiet = False,
     as_json: o.Json = False,
 ) -> None:
-    """Prune MODEL to many budgets by several methods, score each, and draw the curve; goes on where it was stopped."""
+    """Prune MODEL to many budgets by several methods, score each, and draw the curve; resumes an interrupted sweep."""
     from shearling.cli.console import emit, tell
     from shearling.methods.ranges import checked_shape
     from shearling.workflows.grid import grid_of

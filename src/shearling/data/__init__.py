@@ -1,14 +1,14 @@
-"""Data: files and data sets become rows, rows of a task become batches.
+"""Data: files and data sets -> rows of a task -> batches.
 
-rows.py       Rows, the table that everything else reads
+rows.py       Rows, a small table
 files.py      local files -> Rows
 hub.py        GLUE and SQuAD from the Hub -> Rows
 tasks.py      the table of tasks
-columns.py    texts and labels of a task, read strictly
+columns.py    finds and reads the text and label columns of a task
 squad.py      question answering: windows, spans
-retrieval.py  search: queries, passages, judgements
-lm.py         language models: blocks of running text
-media.py      images and sound: folders and columns of them, through the model's processor
+retrieval.py  retrieval: queries, passages, relevance judgements
+lm.py         language models: blocks of text
+media.py      images and audio, through the model's processor
 batches.py    padding and stacking
 encoder.py    Rows -> model inputs, for each kind of task
 encode.py     Rows -> a sample of batches

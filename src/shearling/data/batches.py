@@ -1,4 +1,4 @@
-"""Tokenised examples, and the batches of CPU tensors that are made of them."""
+"""Tokenised examples, and batches of CPU tensors."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from shearling.errors import InputError
 from shearling.sample.batch import IGNORED
 
-Tensors = dict[str, torch.Tensor]  # a batch as the model's forward takes it, labels included
+Tensors = dict[str, torch.Tensor]  # a batch as keyword arguments of the model's forward, labels included
 
 
 @dataclass(frozen=True)
 class Tokenized:
-    """Model inputs before padding: `tokens` has a list (or an image, a sound) an example, `values` a number."""
+    """Model inputs before padding: per example, `tokens` has a list (or an image, an audio clip), `values` a number."""
 
     tokens: Mapping[str, Sequence[Sequence[int]]]
     values: Mapping[str, NDArray[Any]] = field(default_factory=dict)
@@ -33,10 +33,10 @@ class Tokenized:
 
 
 class Batches(list[Tensors]):
-    """A list of batches that remembers which example each row of them is.
+    """A list of batches that knows which example each row is.
 
-    `order[i]` is the index of the example in the i-th row, counted through all batches; `given` is how many examples
-    there were to draw them from, 0 where that is not known.
+    order  index of the example in each row, counted over all batches
+    given  number of examples they were drawn from; 0 if unknown
     """
 
     def __init__(self, batches: Iterable[Tensors], order: NDArray[np.int64], given: int = 0) -> None:
@@ -48,7 +48,7 @@ class Batches(list[Tensors]):
 def cut(
     examples: Tokenized, batch_size: int, lengths: Sequence[int] | None, stack: Callable[[Tokenized], Tensors]
 ) -> Batches:
-    """Batches of so many examples, each made by `stack`: the longest first where lengths are given, else in order."""
+    """Split into batches, each built by `stack`; the longest examples first if lengths are given, else in order."""
     if batch_size < 1:
         raise InputError(f"the batch size is {batch_size}; give at least 1")
     order = np.arange(len(examples)) if lengths is None else np.argsort(-np.asarray(lengths), kind="stable")
@@ -57,8 +57,8 @@ def cut(
 
 
 def padded(examples: Tokenized, pad_id: int) -> Tensors:
-    """One batch, as long as its longest example."""
-    # On the right for every model: positions then count from the first real token, also in decoders.
+    """One batch, padded to its longest example."""
+    # Right padding for every model, so that positions count from the first real token, also in decoders.
     fill = {"input_ids": pad_id, "decoder_input_ids": pad_id, "labels": IGNORED}
     batch: Tensors = {}
     for name, lists in examples.tokens.items():

@@ -1,4 +1,4 @@
-"""Find the texts and labels of a task among the columns of the data, and read them strictly."""
+"""Find and validate the text and label columns of a task."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WHOLE = re.compile(r"-?\d+(\.0*)?")  # pandas writes the classes of a column wit
 
 
 def find_text_columns(rows: Rows, task: Task, given: Sequence[str] | None = None) -> tuple[str, ...]:
-    """The names of the one or two columns that hold the texts."""
+    """The names of the one or two text columns."""
     if given:
         missing = [name for name in given if name not in rows.names]
         if missing:
@@ -51,15 +51,15 @@ def find_text_columns(rows: Rows, task: Task, given: Sequence[str] | None = None
 
 
 def find_label_column(rows: Rows, task: Task, given: str | None = None) -> str | None:
-    """The name of the column that holds the labels, or None."""
+    """The name of the label column, or None."""
     if given is not None:
-        rows.column(given)  # raises, naming the columns there are
+        rows.column(given)  # raises if it is missing
         return given
     return next((name for name in task.label if name in rows.names), None)
 
 
 def require_label_column(rows: Rows, task: Task, given: str | None = None) -> str:
-    """As `find_label_column`, but the column must exist."""
+    """Like `find_label_column`, but raises if there is none."""
     name = find_label_column(rows, task, given)
     if name is None:
         raise DataError(
@@ -87,7 +87,7 @@ def read_scores(rows: Rows, name: str) -> NDArray[np.float32]:
 
 
 def read_classes(rows: Rows, name: str, task: Task, config: PretrainedConfig) -> NDArray[np.int64]:
-    """The class indices of one column, as the head of the model counts them."""
+    """The labels of one column as class indices of the model's head."""
     values = rows.column(name)
     if "" in values:
         raise DataError(f"row {values.index('') + 1} of column {name!r} of {rows.source} is empty; leave such rows out")
@@ -111,7 +111,7 @@ def read_tags(rows: Rows, name: str, task: Task, config: PretrainedConfig) -> li
 
 
 def _indices(values: Sequence[Any], name: str, rows: Rows, task: Task, config: PretrainedConfig) -> NDArray[np.int64]:
-    """Class names by `label2id`, whole numbers as they are."""
+    """Map class names by `label2id`; integers are kept."""
     strings = sum(isinstance(value, str) for value in values)
     if 0 < strings < len(values):
         raise DataError(
@@ -133,7 +133,7 @@ def _all_whole(values: set[str], config: PretrainedConfig) -> bool:
 
 
 def _named(values: Sequence[str], name: str, rows: Rows, task: Task, config: PretrainedConfig) -> NDArray[np.int64]:
-    """The model's own names count first: as written, then in any case; then the names of the task."""
+    """Look names up among the model's labels, exactly and then ignoring case, then among the task's."""
     by_task = {class_name: index for index, class_name in enumerate(task.classes)}
     folded = {label.lower(): index for label, index in config.label2id.items()}
     known = by_task | folded | config.label2id
@@ -149,7 +149,7 @@ def _named(values: Sequence[str], name: str, rows: Rows, task: Task, config: Pre
 
 
 def _in_order_of_model(indices: NDArray[np.int64], task: Task, config: PretrainedConfig) -> NDArray[np.int64]:
-    """A named task fixes what its integers mean; a model that knows the same names in another order is followed."""
+    """Renumber the integer labels of a named task if the model has the same class names in another order."""
     by_name = {label.lower(): index for label, index in config.label2id.items()}
     if not task.classes or set(by_name) != set(task.classes):
         return indices

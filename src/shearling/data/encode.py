@@ -1,4 +1,4 @@
-"""From rows to batches: draw a sample, tokenise and label it, pad and stack."""
+"""From rows to batches: draw a sample, tokenise, label, pad and stack."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shearling.data.batches import Batches
-from shearling.data.encoder import Reading, make_encoder
+from shearling.data.encoder import EncoderOptions, make_encoder
 from shearling.data.lm import make_blocks
 from shearling.data.rows import Rows
 from shearling.data.tasks import Task
@@ -32,15 +32,15 @@ def encode(
     batch_size: int = 32,
     samples: int | None = None,
     bucket: bool = True,
-    **reading: Unpack[Reading],
+    **options: Unpack[EncoderOptions],
 ) -> Batches:
-    """Draw `samples` examples without replacement and make batches that the model's forward takes as they are.
+    """Draw `samples` examples without replacement and turn them into batches for the model's forward.
 
-    An example is one model input: a text, a pair, a window of a long context, or a block of running text.
+    An example is one model input: a text, a pair, a window of a long context, or a block of text.
     """
     if samples is not None and samples < 1:
         raise InputError(f"{samples} samples were asked for; ask for at least 1")
-    encoder = make_encoder(tokenizer, task, model_config, max_length=max_length, **reading)
+    encoder = make_encoder(tokenizer, task, model_config, max_length=max_length, **options)
     rng, given = np.random.default_rng(encoder.seed), 0
     if encoder.task.kind == "lm" and samples is not None:
         rows = rows.select(rng.permutation(len(rows)))

@@ -1,4 +1,4 @@
-"""The encoder of a task: how rows become model inputs with labels, for each kind of task."""
+"""The encoder of a task: turns rows into model inputs with labels, for each kind of task."""
 
 from __future__ import annotations
 
@@ -40,7 +40,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Encoder:
-    """What turns rows into model inputs: a tokenizer, a task, and the configuration of the model they are for."""
+    """Turns rows into model inputs, with the tokenizer, task and configuration of a model.
+
+    pooling  of an embedding model: its prompts and maximum length
+    model    an encoder-decoder, which shifts labels, and generates targets where there are none
+    prefix   of an encoder-decoder's sources; None takes that of its configuration
+    """
 
     tokenizer: PreTrainedTokenizerBase
     task: Task
@@ -50,13 +55,13 @@ class Encoder:
     text_columns: Sequence[str] | None = None
     label_column: str | None = None
     seed: int = 0
-    pooling: Pooling = GUESS  # of an embedding model: its prompts and its longest text
-    model: Any = None  # an encoder-decoder: it knows what its decoder reads, and writes targets where there are none
-    prefix: str | None = None  # of an encoder-decoder's sources; None takes that of its configuration
+    pooling: Pooling = GUESS
+    model: Any = None
+    prefix: str | None = None
 
     @property
     def pad_id(self) -> int:
-        """The token that fills a batch; the attention mask hides it, so any will do where the model names none."""
+        """The padding token; any token will do if the model has none, since it is masked."""
         candidates = (
             self.tokenizer.pad_token_id,
             getattr(self.config, "pad_token_id", None),
@@ -69,7 +74,7 @@ class Encoder:
         return [read_texts(rows, name) for name in find_text_columns(rows, self.task, self.text_columns)]
 
     def windows(self, rows: Rows) -> tuple[list[str], Windows]:
-        """The contexts of questions, and the windows that they are read in."""
+        """The contexts of questions, and their windows."""
         questions, contexts = self.texts(rows)
         length, stride = self.max_length, self.task.stride
         return contexts, make_windows(questions, contexts, self.tokenizer, max_length=length, stride=stride)
@@ -86,28 +91,28 @@ class Encoder:
         return find(rows, self.task, self.label_column)
 
     def tokenize(self, rows: Rows) -> Tokenized:
-        """Model inputs and labels: one per row, but a window each of a long context, and blocks of running text."""
+        """Model inputs and labels: one per row, window of a long context, or block of text."""
         return self._without_unknown_inputs(_TOKENIZERS[self.task.kind](self, rows))
 
     def embed(self, texts: Sequence[str], use: Literal["query", "document"] | None = None) -> Tokenized:
-        """Texts on their own, each with the model's prompt before it."""
+        """Tokenise single texts with the model's prompt."""
         prompt = self.pooling.prompt(use)
         return self._without_unknown_inputs(_tokenize_texts(self, [prompt + text for text in texts]))
 
     def batches(self, examples: Tokenized, batch_size: int, *, bucket: bool = True) -> Batches:
-        """Pad and stack; `bucket` puts examples of similar length together, the longest first."""
+        """Pad and stack; `bucket` groups examples of similar length, the longest first."""
         lengths = [len(ids) for ids in examples.tokens["input_ids"]] if bucket else None
         return cut(examples, batch_size, lengths, lambda some: padded(some, self.pad_id))
 
     def _without_unknown_inputs(self, examples: Tokenized) -> Tokenized:
-        """Drop token types where the model has no embeddings for two of them, whatever its tokenizer gives."""
+        """Drop token types if the model has fewer than two type embeddings."""
         if getattr(self.config, "type_vocab_size", 0) >= 2:
             return examples
         return Tokenized({n: t for n, t in examples.tokens.items() if n != "token_type_ids"}, examples.values)
 
 
-class Reading(TypedDict, total=False):
-    """How rows are read: the fields of an `Encoder` that have a default."""
+class EncoderOptions(TypedDict, total=False):
+    """Options for reading rows: the fields of `Encoder` that have defaults."""
 
     labels: Labels
     text_columns: Sequence[str] | None
@@ -124,23 +129,23 @@ def make_encoder(
     config: PretrainedConfig,
     *,
     max_length: int | None = None,
-    **reading: Unpack[Reading],
+    **options: Unpack[EncoderOptions],
 ) -> Encoder:
-    """Check the length against the model and fill in that of the task."""
-    from shearling.data.media import MediaEncoder, medium_of  # it builds on this module
+    """Create an encoder; checks `max_length` against the model, and fills in the task's default."""
+    from shearling.data.media import MediaEncoder, medium_of  # imports this module
 
     task = find_task(task)
     if medium_of(tokenizer):
-        return MediaEncoder(tokenizer, task, config, 0, **reading)
+        return MediaEncoder(tokenizer, task, config, 0, **options)
     limit = min(positions_of(config) or tokenizer.model_max_length, tokenizer.model_max_length)
     if max_length is not None and not 4 <= max_length <= limit:
         raise InputError(f"max_length {max_length} was asked for; this model takes 4 to {limit} tokens")
-    usual = min(task.max_length, limit, reading.get("pooling", GUESS).max_length or limit)
-    return Encoder(tokenizer, task, config, usual if max_length is None else max_length, **reading)
+    usual = min(task.max_length, limit, options.get("pooling", GUESS).max_length or limit)
+    return Encoder(tokenizer, task, config, usual if max_length is None else max_length, **options)
 
 
 def _sequences(encoder: Encoder, rows: Rows) -> Tokenized:
-    """Texts or pairs, with a class or a score each."""
+    """Texts or pairs, each with a class or a score."""
     examples = _tokenize_texts(encoder, *encoder.texts(rows))
     name = encoder.label_name(rows)
     if name is None:
@@ -151,7 +156,7 @@ def _sequences(encoder: Encoder, rows: Rows) -> Tokenized:
 
 
 def _reranked(encoder: Encoder, rows: Rows) -> Tokenized:
-    """Pairs of a query and a passage, with the relevance as the score to be given."""
+    """Pairs of a query and a passage, with the relevance as label."""
     pairs = candidates(rows, encoder.task, encoder.text_columns, encoder.label_column)
     examples = _tokenize_texts(encoder, *(read_texts(pairs, name) for name in ("query", "passage")))
     if encoder.label_name(rows) is None:
@@ -160,12 +165,12 @@ def _reranked(encoder: Encoder, rows: Rows) -> Tokenized:
 
 
 def _embedded(encoder: Encoder, rows: Rows) -> Tokenized:
-    """Every text on its own, the first column of a pair before the second; the model takes no labels."""
+    """Single texts, the first column of pairs before the second, without labels."""
     return encoder.embed([text for column in encoder.texts(rows) for text in column])
 
 
 def _searched(encoder: Encoder, rows: Rows) -> Tokenized:
-    """Every query, then every passage, each with the prompt that is meant for it."""
+    """All queries, then all passages, each with its prompt."""
     queries, passages = search_texts(rows, encoder.task, encoder.text_columns)
     first, second = encoder.embed(queries, "query").tokens, encoder.embed(passages, "document").tokens
     return Tokenized({name: [*first[name], *second[name]] for name in first})
@@ -190,7 +195,7 @@ def _report_truncated(encoder: Encoder, columns: Sequence[Sequence[str]], ids: S
 
 
 def _never_empty(tokens: dict[str, list[list[int]]], tokenizer: PreTrainedTokenizerBase) -> dict[str, list[list[int]]]:
-    """Give texts without a token, where the tokenizer adds none of its own, one token to attend to."""
+    """Give empty texts one token to attend to, if the tokenizer adds no special tokens."""
     candidates = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id, tokenizer.pad_token_id)
     alone = next((token for token in candidates if token is not None), 0)
     fill = {"input_ids": alone, "attention_mask": 1}
@@ -198,7 +203,7 @@ def _never_empty(tokens: dict[str, list[list[int]]], tokenizer: PreTrainedTokeni
 
 
 def _tagged(encoder: Encoder, rows: Rows) -> Tokenized:
-    """Words with a tag each; the first token of a word carries its tag."""
+    """Words with tags; the first token of a word carries its tag."""
     tokenizer, words = encoder.tokenizer, _read_words(encoder, rows)
     if not tokenizer.is_fast:
         raise ModelError(f"token classification needs a fast tokenizer; {type(tokenizer).__name__} is not")
@@ -239,7 +244,7 @@ def _spread(words: Sequence[int | None], tags: Any) -> list[int]:
 
 
 def _answered(encoder: Encoder, rows: Rows) -> Tokenized:
-    """Windows of the contexts, with the tokens where the answer starts and ends."""
+    """Windows of the contexts, with start and end tokens of the answer."""
     _, windows = encoder.windows(rows)
     name = encoder.label_name(rows)
     values = {} if name is None else span_labels(windows, read_answers(rows, name))

@@ -22,10 +22,7 @@ from shearling.errors import DataError
 
 
 def read_rows(path: str | PathLike[str], limit: int | None = None) -> Rows:
-    """Read the first `limit` rows (all when None) of a local file, or a folder of images or sounds.
-
-    The suffix says the format.
-    """
+    """Read the first `limit` rows (default: all) of a file, by its suffix, or of a folder of images or audio files."""
     path = Path(path).expanduser()
     if limit is not None and limit < 1:
         raise DataError(f"{limit} rows of {path} were asked for; ask for at least 1")
@@ -42,17 +39,17 @@ def read_rows(path: str | PathLike[str], limit: int | None = None) -> Rows:
 
 
 def read_objects(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a jsonl file, one a line, whatever keys each of them has."""
+    """The objects of a jsonl file, which may have different keys."""
     with _damage_reported(path), _open(path) as stream:
         for place, entry in _objects(stream, path):
             if not isinstance(entry, dict):
-                raise DataError(f"{place} is a JSON {type(entry).__name__}; give an object a line")
+                raise DataError(f"{place} is a JSON {type(entry).__name__}; give one object per line")
             if entry:
                 yield entry
 
 
 def _read_folder(path: Path, limit: int | None) -> Rows:
-    # These build on this module or on the encoder, which reads no files; they are imported where they are needed.
+    # Imported here because they import this module.
     from shearling.data.media import read_folder
     from shearling.data.retrieval import is_search, read_search
 
@@ -71,7 +68,7 @@ def _reader_for(path: Path) -> Callable[[IO[bytes], Path, int | None], Columns]:
     if suffixes and suffixes[-1] in _ARCHIVES:
         suffixes.pop()
     if not suffixes or suffixes[-1] not in _READERS:
-        raise DataError(f"{path} has no suffix that says its format; name it {_FORMATS} (also with .gz or .xz)")
+        raise DataError(f"{path} has no known suffix; name it {_FORMATS} (also with .gz or .xz)")
     return _READERS[suffixes[-1]]
 
 
@@ -82,7 +79,7 @@ def _open(path: Path) -> IO[bytes]:
 
 @contextmanager
 def _damage_reported(path: Path) -> Iterator[None]:
-    """Turn what the decompressors, the decoder and the system raise into one clear message."""
+    """Turn errors of decompressors, decoders and the operating system into DataError."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -93,7 +90,7 @@ def _damage_reported(path: Path) -> Iterator[None]:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
     except DataError:
         raise
-    except (RecursionError, ValueError) as error:  # JSON that nests without end, numbers of thousands of digits
+    except (RecursionError, ValueError) as error:  # JSON nested too deeply, numbers with too many digits
         raise DataError(f"{path} holds JSON that cannot be read ({error}); give plain values") from error
 
 
@@ -101,13 +98,13 @@ Columns = dict[str, list[Any]]
 
 
 def _text_lines(stream: IO[bytes]) -> Iterator[str]:
-    """The lines with their ends kept; a byte-order mark is not part of the text."""
+    """The lines with their line ends, without a byte-order mark."""
     with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
         yield from text
 
 
 def _objects(stream: IO[bytes], path: Path) -> Iterator[tuple[str, Any]]:
-    """(place, value) of every line that is not empty."""
+    """(location, value) of every non-empty line."""
     for number, line in enumerate(_text_lines(stream), start=1):
         if not line.strip():
             continue
@@ -116,7 +113,7 @@ def _objects(stream: IO[bytes], path: Path) -> Iterator[tuple[str, Any]]:
         except json.JSONDecodeError as error:
             raise DataError(
                 f"line {number} of {path} is not JSON ({error.msg} at character {error.pos + 1}); "
-                "give one JSON object a line"
+                "give one JSON object per line"
             ) from error
         yield f"line {number} of {path}", record
 
@@ -126,7 +123,7 @@ def _read_jsonl(stream: IO[bytes], path: Path, limit: int | None) -> Columns:
 
 
 def _read_json(stream: IO[bytes], path: Path, limit: int | None) -> Columns:
-    """A list of objects; a file of one object a line is often named .json too, and is read as such."""
+    """A list of objects; also accepts one object per line."""
     text = stream.read().decode("utf-8-sig")
     if not text.lstrip().startswith("["):
         return _read_jsonl(io.BytesIO(text.encode()), path, limit)
@@ -147,14 +144,14 @@ def _read_csv(stream: IO[bytes], path: Path, limit: int | None) -> Columns:
 
 
 def _read_tsv(stream: IO[bytes], path: Path, limit: int | None) -> Columns:
-    """Quotes are ordinary characters here, as in the files of GLUE."""
+    """Quotes are ordinary characters, as in the files of GLUE."""
     lines = (line.rstrip("\r\n") for line in _text_lines(stream))
     return _table(((number, line.split("\t")) for number, line in enumerate(lines, start=1) if line), path, limit)
 
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """Lift the limit of 131,072 characters a field, which long documents exceed."""
+    """Lift the csv module's limit of 131,072 characters per field."""
     before = csv.field_size_limit(sys.maxsize)
     try:
         yield
@@ -163,7 +160,7 @@ def _long_fields() -> Iterator[None]:
 
 
 def _table(numbered: Iterator[tuple[int, list[str]]], path: Path, limit: int | None) -> Columns:
-    """A header and rows of as many cells."""
+    """A header, and rows with the same number of cells."""
     _, header = next(numbered, (0, []))
     if len(set(header)) < len(header):
         twice = sorted({name for name in header if header.count(name) > 1})
@@ -203,7 +200,7 @@ def _read_parquet(stream: IO[bytes], path: Path, limit: int | None) -> Columns:
 
 
 def _read_text(stream: IO[bytes], path: Path, limit: int | None) -> Columns:
-    """One row per paragraph; a file without blank lines gives one row per line."""
+    """One row per paragraph, or per line in a file without blank lines."""
     text = stream.read().decode("utf-8-sig").strip()
     paragraphs = re.split(r"\n\s*\n", text)
     if len(paragraphs) == 1:

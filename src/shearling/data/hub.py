@@ -1,4 +1,4 @@
-"""The splits of GLUE and SQuAD from the Hugging Face Hub, where it can be reached."""
+"""Load the splits of GLUE and SQuAD from the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def load_task_rows(task: Task | str, split: Split = "train") -> Rows:
     name = task.hub.train if split == "train" else task.hub.dev
     try:
         dataset = load_dataset(task.hub.dataset, task.hub.config, split=name)
-    # What is raised differs with the versions of datasets, huggingface_hub and their HTTP client.
+    # The error classes depend on the versions of datasets, huggingface_hub and their HTTP client.
     except Exception as error:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise DataError(

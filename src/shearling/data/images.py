@@ -1,4 +1,4 @@
-"""Images for models that lie without a processor file: resized, scaled and normalised as options say."""
+"""Image preprocessing for models without a processor file: resize, scale and normalise by options."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ FILES = ("preprocessor_config.json", "processor_config.json")
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """How images become numbers, where the model's own processor is missing or is not to be used.
+    """Image preprocessing, instead of the model's own processor.
 
-    size  pixels of a side; the configuration's `image_size`, unless given
-    mean, std  of the colours, one number or three; ImageNet's, unless given
+    size       pixels per side; default: the configuration's `image_size`
+    mean, std  of the colour channels, one number or three; default: ImageNet's
     """
 
     size: int | None = None
@@ -37,7 +37,7 @@ class ImageOptions:
 
 @dataclass(frozen=True)
 class PlainImages:
-    """A processor in the place of transformers': every image is resized to height x width, whatever its shape."""
+    """A processor that resizes every image to height x width."""
 
     height: int
     width: int
@@ -53,7 +53,7 @@ class PlainImages:
 
 
 def reader_of(name: str, model: Any, options: ImageOptions | None = None, *, trust_remote_code: bool = False) -> Any:
-    """The tokenizer or processor beside a model; for images also without one, by the options."""
+    """Load the tokenizer or processor of a model; for images, the options can replace it."""
     if model.main_input_name != "pixel_values":
         if options:
             raise InputError(f"--image-size, --mean and --std are for images; this {type(model).__name__} takes none.")
@@ -65,7 +65,7 @@ def reader_of(name: str, model: Any, options: ImageOptions | None = None, *, tru
 
 
 def plain_images(config: Any, options: ImageOptions) -> PlainImages:
-    """The processor that the options ask for."""
+    """The processor with these options."""
     size = options.size or getattr(config, "image_size", None)
     if size is None:
         raise InputError("The configuration does not say how large images are; give --image-size, such as 224.")

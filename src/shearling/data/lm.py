@@ -1,4 +1,4 @@
-"""Running text for language models: packed into blocks, and masked for models that fill in blanks."""
+"""Text for language models: packed into blocks, and masked for masked language models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TEXTS_AT_ONCE = 256
 
 
 def make_blocks(encoder: Encoder, rows: Rows, at_most: int | None = None) -> Tokenized:
-    """Running text, packed into blocks of full length, the last maybe shorter; reads no more rows than blocks need."""
+    """Pack texts into blocks of `max_length` tokens, the last maybe shorter; stops after `at_most` blocks."""
     (texts,), tokenizer, length = encoder.texts(rows), encoder.tokenizer, encoder.max_length
     limit = None if at_most is None else at_most * length
     stream: list[int] = []
@@ -32,7 +32,7 @@ def make_blocks(encoder: Encoder, rows: Rows, at_most: int | None = None) -> Tok
             stream = stream[:limit]
             break
     blocks = [stream[start : start + length] for start in range(0, len(stream), length)]
-    blocks = [block for block in blocks if len(block) > 1]  # one token alone predicts nothing
+    blocks = [block for block in blocks if len(block) > 1]  # a single token predicts nothing
     if not blocks:
         raise DataError(f"the {len(texts)} texts have no two tokens to learn from; give running text")
     inputs, labels = blocks, blocks
@@ -43,7 +43,7 @@ def make_blocks(encoder: Encoder, rows: Rows, at_most: int | None = None) -> Tok
 
 
 def fills_blanks(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -> bool:
-    """Whether the model predicts masked tokens (BERT) rather than the next ones (GPT)."""
+    """Whether the model predicts masked tokens (BERT) instead of the next token (GPT)."""
     architecture = (config.architectures or [""])[0]
     if architecture.endswith(("ForCausalLM", "LMHeadModel")) or getattr(config, "is_decoder", False):
         return False
@@ -51,7 +51,7 @@ def fills_blanks(tokenizer: PreTrainedTokenizerBase, config: PretrainedConfig) -
 
 
 def _token_lists(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:
-    # Texts stay apart: by the special tokens that the tokenizer adds, or else by its end-of-text token.
+    # Texts are separated by the special tokens that the tokenizer adds, or else by its end-of-text token.
     eos = tokenizer.eos_token_id
     separator = [eos] if eos is not None and tokenizer.num_special_tokens_to_add() == 0 else []
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
@@ -62,9 +62,9 @@ def _token_lists(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> It
 def _mask(
     blocks: list[list[int]], tokenizer: PreTrainedTokenizerBase, seed: int
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Hide 15% of the ordinary tokens; only they are labelled.
+    """Mask 15% of the ordinary tokens; only these are labelled.
 
-    Pre-training also leaves some in place or swaps them; scoring has no need of that.
+    Unlike in pre-training, none of them is kept or replaced by a random token.
     """
     rng = np.random.default_rng(seed)
     inputs, labels = [], []

@@ -1,4 +1,4 @@
-"""Images and sound: folders and columns of them become batches through the model's own processor."""
+"""Images and audio: folders or columns become batches through the model's processor."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _COLUMNS = {"image": ("image", "img", "picture", "file", "path"), "audio": ("aud
 
 
 def read_folder(folder: Path, limit: int | None = None) -> Rows:
-    """The images or sounds of a folder; where they lie in folders of their own, those are their classes."""
+    """The images or audio files of a folder; subfolders are classes."""
     paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in IMAGES + SOUNDS and not p.name.startswith("."))
     if not paths:
-        raise DataError(f"{folder} holds no image ({', '.join(IMAGES)}) and no sound ({', '.join(SOUNDS)})")
+        raise DataError(f"{folder} has no images ({', '.join(IMAGES)}) and no audio files ({', '.join(SOUNDS)})")
     name = "image" if paths[0].suffix.lower() in IMAGES else "audio"
     wanted = IMAGES if name == "image" else SOUNDS
     paths = [p for p in paths if p.suffix.lower() in wanted]
@@ -39,7 +39,7 @@ def read_folder(folder: Path, limit: int | None = None) -> Rows:
 
 
 def medium_of(processor: Any) -> str | None:
-    """What a processor takes: `image`, `audio`, or None if it takes text."""
+    """The medium of a processor: `image`, `audio`, or None for text."""
     names = list(getattr(processor, "model_input_names", None) or [])
     if "pixel_values" in names and "input_ids" not in names:
         return "image"
@@ -48,13 +48,13 @@ def medium_of(processor: Any) -> str | None:
 
 @dataclass(frozen=True)
 class MediaEncoder(Encoder):
-    """As the encoder of texts, with an image processor or a feature extractor in the tokenizer's place.
+    """An encoder with an image processor or audio feature extractor as its tokenizer.
 
-    An example is one image or one sound, under the name `raw`, until batches are made of it.
+    An example is one image or audio clip, named `raw` until batches are built.
     """
 
     def tokenize(self, rows: Rows) -> Tokenized:
-        """Read every file or column entry; labels where there are some and the task has classes."""
+        """Read every file or column entry, and labels if there are any and the task has classes."""
         medium = str(medium_of(self.tokenizer))
         column = self._column(rows, medium)
         read = _read_image if medium == "image" else self._read_sound
@@ -67,7 +67,7 @@ class MediaEncoder(Encoder):
         return Tokenized({"raw": raw}, {"labels": read_classes(rows, name, self.task, self.config)})
 
     def batches(self, examples: Tokenized, batch_size: int, *, bucket: bool = True) -> Batches:
-        """Have the processor make tensors; sounds of similar length go together."""
+        """Run the processor; audio clips of similar length are grouped."""
         sounds = bucket and medium_of(self.tokenizer) == "audio"
         return cut(examples, batch_size, [len(s) for s in examples.tokens["raw"]] if sounds else None, self._stack)
 
@@ -103,9 +103,9 @@ class MediaEncoder(Encoder):
         if rate is not None and wanted is not None and rate != wanted:
             raise DataError(f"{place} has {rate} samples a second, the model takes {wanted}; resample it first")
         if sound.ndim == 2:
-            sound = sound.mean(axis=int(np.argmin(sound.shape)))  # channels become one
+            sound = sound.mean(axis=int(np.argmin(sound.shape)))  # mix the channels
         if not len(sound):
-            raise DataError(f"{place} holds no sound")
+            raise DataError(f"{place} has no audio samples")
         return sound.astype(np.float32)
 
 
@@ -139,7 +139,7 @@ def _sound_and_rate(value: Any, place: str) -> tuple[NDArray[Any], int | None]:
         try:
             return np.asarray(value, dtype=np.float32), None
         except (TypeError, ValueError):
-            raise DataError(f"{place} is not sound: give a .wav file or a list of samples") from None
+            raise DataError(f"{place} is not audio: give a .wav file or a list of samples") from None
     try:
         with wave.open(str(value) if isinstance(value, Path) else value) as file:
             width, channels, rate = file.getsampwidth(), file.getnchannels(), file.getframerate()

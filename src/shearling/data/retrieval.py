@@ -1,7 +1,7 @@
-"""Queries, passages and which passage answers which query: from folders in BEIR's layout, or from rows of pairs.
+"""Queries, passages and relevance judgements: from folders in BEIR's layout, or from rows of pairs.
 
-As rows, a judgement is a query, a passage and how relevant the one is to the other (1 where no column says). A row
-without a query holds a passage that answers none: it is there to be searched through.
+A row is a judgement: a query, a passage and the relevance (1 without such a column). A row without a query is a
+passage of the corpus that is relevant to no query.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from shearling.errors import DataError
 from shearling.schema.rules import shown
 
 _SUFFIXES = ("", ".gz", ".xz")
-_SPLITS = ("test", "dev", "validation", "val", "train")  # of the judgements; the first there is counts
+_SPLITS = ("test", "dev", "validation", "val", "train")  # of the judgements; the first one found is used
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A search to be scored; texts that occur several times are one.
+    """A search task; duplicate texts are merged.
 
-    relevant   for every query, its relevant passages by number, and their grades
-    same       for every query, the passage that is the query itself; None where there is none, or it is relevant
+    relevant   per query, the grades of its relevant passages by index
+    same       per query, the passage with the same text, unless it is relevant; else None
     """
 
     queries: list[str]
@@ -38,7 +38,7 @@ class Judged:
     same: list[int | None]
 
     def rank(self, query: int, similarity: NDArray[Any], depth: int) -> NDArray[np.int64]:
-        """The numbers of the nearest passages; the query itself, where it is among them, is left out as in BEIR."""
+        """Indices of the nearest passages, without the query itself, as in BEIR."""
         own = self.same[query]
         if own is not None:
             similarity = similarity.copy()
@@ -50,7 +50,7 @@ class Judged:
 def judged(
     rows: Rows, task: Task, text_columns: Sequence[str] | None = None, label_column: str | None = None
 ) -> Judged:
-    """Rows as a search; queries without a relevant passage are left out, for no ranking of theirs is right."""
+    """Rows as a search task; queries without a relevant passage are dropped."""
     queries, passages, grades = _columns(rows, task, text_columns, label_column)
     numbers = {text: number for number, text in enumerate(dict.fromkeys(passages))}
     relevant: dict[str, dict[int, float]] = {}
@@ -68,7 +68,7 @@ def judged(
 def candidates(
     rows: Rows, task: Task, text_columns: Sequence[str] | None = None, label_column: str | None = None
 ) -> Rows:
-    """Rows as pairs to be scored by a reranker: those with a query, under the names query, passage and relevance."""
+    """Rows as pairs for a reranker: those with a query, with columns query, passage and relevance."""
     queries, passages, grades = _columns(rows, task, text_columns, label_column)
     kept = [i for i, query in enumerate(queries) if query is not None]
     columns: dict[str, Sequence[Any]] = {"query": queries, "passage": passages, "relevance": grades}
@@ -76,7 +76,7 @@ def candidates(
 
 
 def first_queries(rows: Rows, task: Task, limit: int | None, text_columns: Sequence[str] | None = None) -> Rows:
-    """The rows of the first `limit` queries; every passage stays, or the search would become easier."""
+    """The rows of the first `limit` queries; all passages stay, so that the search does not become easier."""
     if limit is None:
         return rows
     if limit < 1:
@@ -92,7 +92,7 @@ def first_queries(rows: Rows, task: Task, limit: int | None, text_columns: Seque
 
 
 def search_texts(rows: Rows, task: Task, text_columns: Sequence[str] | None = None) -> tuple[list[str], list[str]]:
-    """All queries and all passages, each text once."""
+    """All queries and all passages, without duplicates."""
     queries, passages, _ = _columns(rows, task, text_columns, None)
     return [text for text in dict.fromkeys(queries) if text is not None], list(dict.fromkeys(passages))
 
@@ -103,7 +103,7 @@ def is_search(folder: Path) -> bool:
 
 
 def read_search(folder: Path) -> Rows:
-    """A folder in BEIR's layout as rows of judgements, the passages that answer nothing after them."""
+    """Read a folder in BEIR's layout: judgements, then passages without any."""
     from shearling.data.files import read_objects, read_rows
 
     files = [_file(folder, name) for name in ("corpus.jsonl", "queries.jsonl")]

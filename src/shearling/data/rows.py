@@ -1,4 +1,4 @@
-"""`Rows`: a small immutable table, the one form in which examples travel from a file or a data set to the tokenizer."""
+"""`Rows`: a small immutable table; the form of all examples between file or data set and tokenizer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shearling.errors import DataError
 class Rows:
     """Named columns of equal length.
 
-    `source` says where the rows came from; it only appears in messages.
+    `source` names the origin of the rows in messages.
     """
 
     __slots__ = ("_columns", "_length", "source")
@@ -28,13 +28,13 @@ class Rows:
 
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]], *, source: str = "the data") -> Rows:
-        """Turn one mapping per example into columns; every mapping must have the same keys."""
+        """Build from one mapping per example; all must have the same keys."""
         places = ((f"row {number} of {source}", record) for number, record in enumerate(records, start=1))
         return cls(columns_of(places), source=source)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the columns, in the order of the file."""
+        """The column names, in order."""
         return tuple(self._columns)
 
     def __len__(self) -> int:
@@ -50,13 +50,13 @@ class Rows:
         return self._columns[name]
 
     def select(self, indices: Iterable[int]) -> Rows:
-        """The rows at `indices`, in that order."""
+        """The rows at `indices`, in this order."""
         chosen = list(indices)
         columns = {name: [values[i] for i in chosen] for name, values in self._columns.items()}
         return Rows(columns, source=self.source)
 
     def head(self, limit: int | None) -> Rows:
-        """The first `limit` rows; all of them when `limit` is None or larger."""
+        """The first `limit` rows; None means all."""
         if limit is None or limit >= len(self):
             return self
         if limit < 1:
@@ -64,7 +64,7 @@ class Rows:
         return self.select(range(limit))
 
     def fingerprint(self) -> str:
-        """The sha256 of the contents: equal for equal rows, whatever file they came from."""
+        """SHA-256 of the contents, independent of the source."""
         digest = hashlib.sha256()
         for name in sorted(self._columns):
             digest.update(json.dumps([name, self._columns[name]], default=str).encode())
@@ -72,7 +72,7 @@ class Rows:
 
 
 def columns_of(records: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
-    """Objects, each after the place it comes from, as columns; the first object names them."""
+    """Turn (location, object) pairs into columns, named by the first object."""
     columns: dict[str, list[Any]] = {}
     for index, (place, record) in enumerate(records):
         if not isinstance(record, Mapping):
@@ -92,8 +92,8 @@ def columns_of(records: Iterable[tuple[str, Any]]) -> dict[str, list[Any]]:
 
 
 def as_rows(data: Any, *, limit: int | None = None, source: str = "the data") -> Rows:
-    """Make `Rows` of what a caller gives: Rows, a `datasets.Dataset`, a path, or a list of mappings."""
-    # files.py imports this module, so its reader is imported where it is needed.
+    """Convert Rows, a `datasets.Dataset`, a path, or a list of mappings to `Rows`."""
+    # Imported here because files.py imports this module.
     from shearling.data.files import read_rows
 
     if isinstance(data, Rows):
@@ -114,7 +114,7 @@ def as_rows(data: Any, *, limit: int | None = None, source: str = "the data") ->
 
 
 def _from_dataset(dataset: Any, source: str) -> Rows:
-    """Read a `datasets.Dataset` without importing `datasets`."""
+    """Convert a `datasets.Dataset` without importing `datasets`."""
     if isinstance(dataset.column_names, Mapping):  # a DatasetDict maps splits to columns
         splits = list(dataset.column_names)
         raise DataError(f"the data is a DatasetDict with the splits {splits}; choose one, as in data[{splits[0]!r}]")

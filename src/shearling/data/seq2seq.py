@@ -1,4 +1,4 @@
-"""Sources and targets for encoder-decoders: which columns they are in, prefixes, and what the decoder reads."""
+"""Sources and targets for encoder-decoders: columns, prefixes, decoder inputs."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _PLAIN = "translation"  # a column of {language: text}
 
 
 def find_pair(rows: Rows, text: Sequence[str] | None = None, label: str | None = None) -> tuple[str, str | None]:
-    """The columns of sources and targets; None for the latter where there are no targets.
+    """The columns of sources and targets; the latter is None if there are no targets.
 
-    Named ones first (`--text-columns source,target`, or `--label-column target`), then well-known names, two
-    languages, or whatever two columns of texts there are.
+    In this order: given names (`--text-columns source,target`, or `--label-column target`), well-known names, two
+    languages, the only two text columns.
     """
     if text:
         given = [*text, *([label] if label else [])]
@@ -64,7 +64,7 @@ def find_pair(rows: Rows, text: Sequence[str] | None = None, label: str | None =
 
 
 def flattened(rows: Rows) -> Rows:
-    """Rows with a column for each language, where they came as one column of {language: text}."""
+    """Split a column of {language: text} into one column per language."""
     if _PLAIN not in rows.names or not isinstance(rows.column(_PLAIN)[0], Mapping):
         return rows
     pairs = rows.column(_PLAIN)
@@ -73,9 +73,9 @@ def flattened(rows: Rows) -> Rows:
 
 
 def prefix_of(config: Any, source: str, target: str | None) -> str:
-    """What a T5 expects before its sources: by the configuration, where the columns tell which of its tasks this is."""
+    """The prefix of sources in the model's configuration (T5), chosen by the names of the columns."""
     tasks = getattr(config, "task_specific_params", None) or {}
-    prefixes = {name: str(told["prefix"]) for name, told in tasks.items() if (told or {}).get("prefix")}
+    prefixes = {name: str(params["prefix"]) for name, params in tasks.items() if (params or {}).get("prefix")}
     if target in _SUMMARIES and "summarization" in prefixes:
         return prefixes["summarization"]
     by_language = prefixes.get(f"translation_{source}_to_{target}")
@@ -85,7 +85,7 @@ def prefix_of(config: Any, source: str, target: str | None) -> str:
 
 
 def tokenize_pairs(encoder: Encoder, rows: Rows) -> Tokenized:
-    """Sources as the encoder reads them, targets as the decoder does; labels where they are wanted."""
+    """Encoder inputs of sources, decoder inputs of targets, and labels if wanted."""
     rows = flattened(rows)
     source, target = find_pair(rows, encoder.text_columns, encoder.label_column)
     prefix = prefix_of(encoder.config, source, target) if encoder.prefix is None else encoder.prefix
@@ -97,7 +97,7 @@ def tokenize_pairs(encoder: Encoder, rows: Rows) -> Tokenized:
         if encoder.labels == "require":
             raise DataError(f"{rows.source} has no targets beside {source!r}; name them with --label-column")
         if encoder.labels == "ignore":
-            return Tokenized(tokens)  # the pipeline has the model write them, for the examples that are used
+            return Tokenized(tokens)  # the pipeline generates targets for the examples that it draws
         both = [target_of(encoder.model, row) for row in _written(encoder, tokens)]
         read, wanted = [pair[0].tolist() for pair in both], [pair[1].tolist() for pair in both]
     else:
@@ -116,10 +116,10 @@ def _target_tokens(encoder: Encoder, texts: list[str]) -> list[list[int]]:
 
 
 def _written(encoder: Encoder, tokens: dict[str, Any]) -> list[torch.Tensor]:
-    """What the encoder's model writes for each source."""
+    """The target that the model generates for each source."""
     if encoder.model is None:
-        raise ModelError("targets are missing, and there is no model here to write them")
-    _log.info("the data has no targets: the dense model writes them, greedily")
+        raise ModelError("targets are missing, and there is no model to generate them")
+    _log.info("the data has no targets: the dense model generates them greedily")
     batches = encoder.batches(Tokenized(tokens), 16)
     rows: list[torch.Tensor] = []
     for batch in batches:

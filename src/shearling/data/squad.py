@@ -24,7 +24,7 @@ MAX_ANSWER_TOKENS = 30  # as in the reference decoders of SQuAD
 
 @dataclass(frozen=True)
 class Answer:
-    """A gold answer and the character of the context where it starts."""
+    """A gold answer and its start character in the context."""
 
     text: str
     start: int
@@ -32,11 +32,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Windows:
-    """Windows of all examples, with the way back from tokens to the characters of the context."""
+    """Windows of all examples, with the character offsets of their tokens."""
 
     inputs: Tokenized
     example: NDArray[np.int64]  # [windows] index of the question
-    null: NDArray[np.int64]  # [windows] the token that stands for "no answer": [CLS]
+    null: NDArray[np.int64]  # [windows] position of the token for "no answer": [CLS]
     context: NDArray[np.int64]  # [windows, 2] first context token, and one past the last
     offsets: list[NDArray[np.int64]]  # per window [context tokens, 2]: characters start, end
 
@@ -74,7 +74,7 @@ def make_windows(
     max_length: int,
     stride: int,
 ) -> Windows:
-    """Cut every context into windows of `max_length` tokens, question included, that overlap by `stride`."""
+    """Split every context into windows of `max_length` tokens, including the question, that overlap by `stride`."""
     if not tokenizer.is_fast:
         raise ModelError(
             f"question answering needs a fast tokenizer for its offsets; {type(tokenizer).__name__} is not"
@@ -105,7 +105,7 @@ def make_windows(
 
 
 def _shortened(questions: Sequence[str], tokenizer: PreTrainedTokenizerBase, room: int) -> list[str]:
-    """Cut questions to `room` tokens, so that some context fits beside them."""
+    """Truncate questions to `room` tokens, to leave room for the context."""
     cut = tokenizer(
         list(questions), add_special_tokens=False, truncation=True, max_length=room, return_offsets_mapping=True
     )
@@ -123,7 +123,7 @@ def _context_range(encoded: BatchEncoding, window: int) -> tuple[int, int]:
 
 
 def span_labels(windows: Windows, answers: Sequence[Sequence[Answer]]) -> dict[str, NDArray[np.int64]]:
-    """Start and end token of the first gold answer; the null token in windows that do not hold all of it."""
+    """Start and end token of the first gold answer; the null token in windows that do not contain all of it."""
     starts, ends = windows.null.copy(), windows.null.copy()
     for index, (example, offsets) in enumerate(zip(windows.example, windows.offsets, strict=True)):
         answer = next(iter(answers[example]), None)
@@ -144,7 +144,7 @@ def best_spans(
     """The span of at most `longest` tokens with the highest start + end logit in each window.
 
     start, end: [windows, tokens]; context: [windows, 2]. Returns score, first and last token, each [windows];
-    the score is -inf where a window has no context.
+    the score is -inf if a window has no context.
     """
     position = torch.arange(start.shape[1], device=start.device)
     outside = (position < context[:, :1]) | (position >= context[:, 1:])

@@ -1,4 +1,4 @@
-"""The table of tasks: one row says where a task's texts and labels are, how long they are, and how it is scored."""
+"""The table of tasks: columns of texts and labels, maximum length and metric of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Kind = Literal[
     "classification", "regression", "token-classification", "question-answering", "embedding", "retrieval", "rerank",
     "lm", "seq2seq", "knn",
 ]  # fmt: skip
-# The metrics that each kind of task can be judged by; a task has one of them, unless another is asked for.
+# The metrics of each kind of task.
 METRICS: dict[Kind, tuple[str, ...]] = {
     "classification": ("accuracy", "f1", "matthews"),
     "regression": ("spearman", "pearson"),
@@ -49,7 +49,7 @@ class Task:
     name: str
     kind: Kind
     text: tuple[tuple[str, ...], ...]
-    """Column names to look for, the first that the data has wins; two names make a sentence pair."""
+    """Column names to look for, the first match is used; two names are a sentence pair."""
     label: tuple[str, ...]
     metric: str
     max_length: int
@@ -60,12 +60,12 @@ class Task:
 
     @property
     def head(self) -> Kind:
-        """The kind of task that the head of a model for this one is for."""
+        """The kind of task of the model's head."""
         heads: dict[Kind, Kind] = {"retrieval": "embedding", "rerank": "regression", "knn": "embedding"}
         return heads.get(self.kind, self.kind)
 
     def judged_by(self, metric: str | None) -> Task:
-        """The same task with another metric of its kind; `R@1` and `Spearman` are understood."""
+        """The same task with another metric of its kind, ignoring case."""
         if metric is None:
             return self
         known = METRICS[self.kind]
@@ -96,7 +96,7 @@ _ENTAILED = ("entailment", "not_entailment")
 
 def _glue(name: str, *columns: str, kind: Kind = "classification", metric: str = "accuracy", max_length: int = 128,
           classes: tuple[str, ...] = (), dev: str = "validation") -> Task:  # fmt: skip
-    """A task of GLUE: its own column names first, then those of the other releases of the same data."""
+    """A task of GLUE: its own column names first, then those of other releases of the data."""
     text = (columns, ("sentence1", "sentence2")) if len(columns) == 2 else (columns, ("text",))
     return Task(name, kind, text, ("label",), metric, max_length, 0, classes, Hub("nyu-mll/glue", name, dev=dev))
 
@@ -130,7 +130,7 @@ TASKS: dict[str, Task] = {
     )
 }  # fmt: skip
 
-# How the name of a model class ends, and the kind of task its head is for. Order matters: LMHeadModel ends in Model.
+# Suffix of a model class and the kind of its head. Order matters: LMHeadModel ends in Model.
 _HEADS: tuple[tuple[str, Kind], ...] = (
     ("ForSequenceClassification", "classification"),
     ("ForImageClassification", "classification"),
@@ -145,7 +145,7 @@ _HEADS: tuple[tuple[str, Kind], ...] = (
 
 
 def find_task(name: Task | str) -> Task:
-    """Look a task up by name; spelling variants such as SST-2 are understood."""
+    """Look a task up by name, ignoring case and punctuation (SST-2)."""
     if isinstance(name, Task):
         return name
     by_letters = {_letters(known): task for known, task in TASKS.items()}
@@ -162,7 +162,7 @@ def _letters(name: str) -> str:
 
 
 def infer_task(model: PreTrainedModel) -> Task:
-    """The generic task that the head of the model is for."""
+    """The generic task of the model's head."""
     name = type(model).__name__
     kind = next((kind for ending, kind in _HEADS if name.endswith(ending)), None)
     if reads_targets(model) and (kind is None or model.main_input_name == "input_ids"):
@@ -179,7 +179,7 @@ def infer_task(model: PreTrainedModel) -> Task:
 
 
 def task_of(model: PreTrainedModel, asked: Task | str | None) -> Task:
-    """The task that was asked for, or the one that the head of the model is for."""
+    """The requested task, or that of the model's head."""
     return find_task(asked) if asked else infer_task(model)
 
 
@@ -189,16 +189,16 @@ def several_labels(config: PretrainedConfig) -> bool:
 
 
 def check_head(model: PreTrainedModel, task: Task) -> None:
-    """Refuse to score a model whose head is for another kind of task than the one asked for, or for none of them."""
+    """Raise if the model's head does not suit the task."""
     if several_labels(model.config):
         raise ModelError(
-            f"this {type(model).__name__} gives several labels per example, and no task here scores that; prune it "
+            f"this {type(model).__name__} predicts several labels per example, which no task here scores; prune it "
             "without labels and without --eval"
         )
     try:
         found = infer_task(model).head
     except ModelError:
-        return  # an unknown head is the caller's word: they named the task
+        return  # unknown head: trust the requested task
     if found != task.head:
         raise ModelError(
             f"task {task.name} needs a model for {task.head}, but {type(model).__name__} with "

@@ -1,1 +1,1 @@
-"""Run models over the sample: hooks, precision, memory, layer by layer, sums, losses, several processes."""
+"""Run models over the sample: hooks, precision, memory, layer-by-layer passes, statistics, losses, processes."""

@@ -1,11 +1,11 @@
-"""How alike the pruned model and the dense one are, on examples that no fit has seen.
+"""Agreement of the pruned model with the dense one on held-out examples.
 
-Needs no labels, so every run has it. What is compared shows in what the models return:
+Needs no labels, so every run has it. The kind follows from the model's outputs:
 
-    equal       classes, tags, spans or tokens: the share of predictions that are the same, in points
-    spearman    one number an example: rank correlation, in points
-    cosine      embeddings: mean cosine, in points
-    perplexity  causal language models: the pruned model's perplexity over the dense one's; 1 is no loss
+    equal       classes, tags, spans or tokens: percentage of equal predictions
+    spearman    regression: rank correlation in percent
+    cosine      embeddings: mean cosine similarity in percent
+    perplexity  causal language models: perplexity of the pruned model over that of the dense one; 1 is no loss
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from shearling.sample.batch import Batch, is_held_out
 from shearling.sample.sample import Sample
 
 Kind = Literal["equal", "spearman", "cosine", "perplexity"]
-# Beyond these a report warns. The first was measured (docs/reports.md): classifiers that agree on less than 90% of the
-# rows lost 6 points and more, the others 4.5 at most. The rest is a judgement.
+# Thresholds of the report's warning. The first was measured (docs/reports.md): classifiers with less than 90% equal
+# predictions lost at least 6 points, the others at most 4.5. The rest is a judgement.
 POOR: dict[Kind, float] = {"equal": 90.0, "spearman": 95.0, "cosine": 95.0, "perplexity": 1.25}
-FEW = 16  # examples below which the figure is too rough to warn about
+FEW = 16  # with fewer examples the value is too noisy for a warning
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What was compared, the figure, and on how many examples."""
+    """The kind of comparison, its value, and the number of examples."""
 
     kind: Kind
     value: float
@@ -45,13 +45,13 @@ class Agreement:
 
     @property
     def poor(self) -> bool:
-        """Whether the figure is on the wrong side of what a report lets pass without a word."""
+        """Whether the value is beyond the threshold of the report's warning."""
         beyond = self.value > POOR[self.kind] if self.kind == "perplexity" else self.value < POOR[self.kind]
         return beyond and self.examples >= FEW
 
     @property
     def warnings(self) -> list[str]:
-        """What a report has to say about it."""
+        """The report's warnings about it."""
         if not self.poor:
             return []
         what = {
@@ -60,12 +60,12 @@ class Agreement:
             "cosine": f"the embeddings have a mean cosine of only {self.value:.1f}% to the dense model's",
             "perplexity": f"the perplexity is {self.value:.2f} times the dense model's",
         }[self.kind]
-        return [f"on {self.examples:,} examples kept out of the fit, {what}; score it before using it"]
+        return [f"on {self.examples:,} held-out examples, {what}; score it before using it"]
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What one model says about the examples kept out: [n, ...], one row a decision."""
+    """One model's decisions on the held-out examples: [n, ...], one row per decision."""
 
     kind: Kind
     values: Tensor
@@ -73,14 +73,14 @@ class Answers:
 
 
 def held_out(sample: Sample) -> Sample | None:
-    """The examples that fits leave out; None where the sample is too small to have any."""
+    """The examples held out of fits; None where the sample is too small."""
     found = [(group, is_held_out(group.indices).nonzero().flatten()) for group in sample.groups]
     groups = tuple(group.pick(rows) for group, rows in found if len(rows))
     return replace(sample, groups=groups) if groups else None
 
 
 def answers(model: Any, sample: Sample) -> Answers:
-    """Run the model over a sample and keep its decisions, by the numbers of their examples."""
+    """Run the model over a sample and collect its decisions, ordered by example."""
     device = device_of(model)
     kind: Kind = "equal"
     for attempt in batches_that_fit(sample, device, backward=False, logits=logits_per_token(model)):
@@ -92,12 +92,12 @@ def answers(model: Any, sample: Sample) -> Answers:
                 kind, part, rows = _decisions(model, run(model, here), here)
                 parts.append(part.float().cpu())
                 order.append(batch.indices[rows])
-    # Batches may be cut otherwise for the other model, where memory ran out; examples keep their numbers.
+    # The other model's batches may differ where memory ran out, so decisions are sorted by example.
     return Answers(kind, torch.cat(parts)[torch.cat(order).argsort(stable=True)], sample.examples)
 
 
 def agreement(dense: Answers, pruned: Answers) -> Agreement:
-    """How alike two models' decisions are."""
+    """Compare two models' decisions."""
     a, b = dense.values, pruned.values
     if dense.kind == "perplexity":
         value = math.exp(min(float(b.mean() - a.mean()), 50.0))
@@ -111,7 +111,7 @@ def agreement(dense: Answers, pruned: Answers) -> Agreement:
 
 
 def _decisions(model: Any, outputs: Any, batch: Batch) -> tuple[Kind, Tensor, Tensor]:
-    """(kind, [n, ...] one row a decision, [n] the place of its example in the batch)."""
+    """(kind, [n, ...] one row per decision, [n] index of its example in the batch)."""
     each = torch.arange(len(batch))
     real = batch.inputs.get("attention_mask")
     head = head_of(outputs, model.config)
@@ -139,12 +139,12 @@ def _decisions(model: Any, outputs: Any, batch: Batch) -> tuple[Kind, Tensor, Te
 
 
 def best_ends(outputs: Any, real: Tensor | None) -> Tensor:
-    """[B, 2]: the best start and the best end of an answer, among real tokens."""
+    """[B, 2]: most likely start and end of an answer, among real tokens."""
     return torch.stack([only(outputs[end].float(), real).argmax(-1) for end in ENDS], dim=1)
 
 
 def _rank_correlation(x: Tensor, y: Tensor) -> float:
-    """1 also where both models give all examples the same number, 0 where one of them does."""
+    """Spearman correlation; 1 where both models give a constant, 0 where only one does."""
     a, b = (ranks(values.flatten().numpy()) for values in (x, y))
     if np.array_equal(a, b):
         return 1.0
@@ -154,8 +154,8 @@ def _rank_correlation(x: Tensor, y: Tensor) -> float:
 
 
 def ranks(values: NDArray[Any]) -> NDArray[np.float64]:
-    """1 for the lowest value; equal values share their mean rank."""
+    """Ranks from 1 for the lowest value; ties get their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)  # the highest rank of each distinct value; its mean rank lies (count - 1) / 2 below
+    last = np.cumsum(counts)  # the highest rank of each distinct value; its mean rank is (count - 1) / 2 lower
     mean: NDArray[np.float64] = (last - (counts - 1) / 2)[inverse]
     return mean

@@ -1,8 +1,8 @@
-"""A model without some of its layers, with a linear map in the place of each: what a repair of the rest can make of it.
+"""Estimate the loss of removing layers by replacing each with a linear map of the residual stream.
 
-The layer that follows a gap reads the residual stream through a projection, and adds to it through another. A repair
-folds into both the least-squares map from the stream before the gap to the stream behind it. Putting that map into the
-gap, and running the model, tells the loss without repairing anything.
+The layer after a gap reads the residual stream through one projection and adds to it through another. A repair folds
+the least-squares map from the stream before the gap to the stream after it into both. Running the model with that map
+in place of the removed layers estimates the loss without repairing anything.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Solve = Callable[[Moments, Moments], Map]  # (fit, held out)
 
 
 def layer_maps(structure: Structure, batches: Sequence[Batch], solve: Solve, precision: Precision) -> list[list[Map]]:
-    """Per stack and layer, the map from what enters the layer to what leaves it, over real tokens."""
+    """Per stack and layer, the linear map from the layer's input to its output, over real tokens."""
     found: list[list[Map]] = []
     with frozen(structure.model), torch.inference_mode(), kernels(structure.model, precision):
         here = [batch.held_out_last().to(device_of(structure.model)) for batch in batches]
@@ -59,9 +59,9 @@ def divergences_without(
     batches: Sequence[Batch],
     precision: Precision,
 ) -> list[float]:
-    """For each choice of layers that stay, how far the outputs are from those of all layers; the mean over examples.
+    """For each choice of kept layers, the mean divergence of the outputs from the dense model's.
 
-    The dense model itself is run. Layers before the first gap give what they gave in the run of all layers.
+    Runs the dense model with layers replaced; the outputs of layers before the first gap are reused.
     """
     model = structure.model
     totals = [0.0] * len(options)
@@ -77,7 +77,7 @@ def divergences_without(
 
 
 def _recorded(structure: Structure, batch: Batch, precision: Precision) -> tuple[dict[nn.Module, Any], Any]:
-    """What every layer returns, and the outputs of the model."""
+    """The output of every layer, and of the model."""
     outputs: dict[nn.Module, Any] = {}
     with ExitStack() as hooks:
         for stack in structure.stacks:
@@ -90,8 +90,8 @@ def _recorded(structure: Structure, batch: Batch, precision: Precision) -> tuple
 def _without(
     structure: Structure, layers: Layers, maps: Sequence[Sequence[Map]], outputs: dict[nn.Module, Any]
 ) -> Iterator[None]:
-    """Maps in the place of the layers that go; what follows the last layer that stays is left out."""
-    same = True  # as in the dense model, up to here
+    """Replace removed layers by their maps; those after the last kept layer are skipped."""
+    same = True  # no layer removed so far
     with ExitStack() as places:
         for stack, stay, mapped in zip(structure.stacks, layers, maps, strict=True):
             for depth, layer in enumerate(stack.layers):
@@ -105,7 +105,7 @@ def _without(
 
 
 def _mapping(linear: Map | None, output: Any) -> Callable[..., Any]:
-    """A forward of a layer that is gone: what enters it, mapped, in the form of what the layer returned before."""
+    """The forward that replaces a layer: maps its input, and returns the same structure as the layer did."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         hidden, _, _ = split_call(args, kwargs)

@@ -1,4 +1,4 @@
-"""Run one small step thousands of times without waiting for Python: on a GPU, replayed as a CUDA graph."""
+"""Repeat small steps without Python overhead: on a GPU they are replayed as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ WARM_UP = 3
 
 
 class Loop:
-    """Repeats a step that works on tensors in place and takes no decisions on the host.
+    """Repeats a step that modifies tensors in place and makes no decision on the host.
 
-    On a GPU such a step is a few dozen tiny kernels, and launching them costs far more than running them. So the step
-    is recorded once, as a CUDA graph, and replayed. The first steps run as they are; they count like the others.
+    On a GPU such a step is a few dozen tiny kernels whose launch costs far more than their execution, so it is
+    recorded once as a CUDA graph and replayed. The warm-up steps before recording count as steps.
     """
 
     def __init__(self, step: Callable[[], None], device: torch.device) -> None:
@@ -27,18 +27,18 @@ class Loop:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def run(self, times: int) -> None:
-        """So many steps."""
+        """Run the step `times` times."""
         if self._device.type == "cuda" and self._graph is None and times > 2 * WARM_UP:
             self._graph = recorded(self._step, self._device)
             times -= WARM_UP
         step = self._step if self._graph is None else self._graph.replay
-        with using_threads(1 if self._device.type == "cpu" else None):  # too little work to share, and threads wait
+        with using_threads(1 if self._device.type == "cpu" else None):  # the steps are too small for several threads
             for _ in range(times):
                 step()
 
 
 def recorded(step: Callable[[], object], device: torch.device) -> torch.cuda.CUDAGraph:
-    """The step as a CUDA graph; on the way it has run `WARM_UP` times."""
+    """Record the step as a CUDA graph, after running it `WARM_UP` times."""
     with torch.cuda.device(device):
         apart = torch.cuda.Stream()
         apart.wait_stream(torch.cuda.current_stream())
@@ -47,17 +47,17 @@ def recorded(step: Callable[[], object], device: torch.device) -> torch.cuda.CUD
                 step()
         torch.cuda.current_stream().wait_stream(apart)
         graph = torch.cuda.CUDAGraph()
-        # "thread_local": other threads, such as those of a loader, may go on using CUDA meanwhile.
+        # "thread_local": other threads, such as a data loader's, may use CUDA meanwhile.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             step()  # recorded, not run
     return graph
 
 
 class Replays:
-    """Steps by name, each recorded as a CUDA graph when it comes up again and replayed from then on.
+    """Named steps; each is recorded as a CUDA graph on its second call and replayed from then on.
 
-    A step reads its inputs from tensors that stay where they are. Where there is no GPU, or where a step asks the host
-    something on its way and so cannot be recorded, steps just run.
+    A step reads its inputs from tensors at fixed addresses. Steps run eagerly without a GPU, or once one could not be
+    recorded because it synchronises with the host.
     """
 
     def __init__(self, device: torch.device, *, record: bool = True) -> None:
@@ -68,7 +68,7 @@ class Replays:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """The stream that steps run and are recorded on."""
+        """Run and record steps on a stream of their own."""
         if self._stream is None:
             yield
             return
@@ -95,7 +95,7 @@ class Replays:
         graph = torch.cuda.CUDAGraph()
         collecting = gc.isenabled()
         torch.cuda.synchronize()
-        gc.disable()  # freeing a tensor of another stream meanwhile would spoil the recording
+        gc.disable()  # freeing a tensor of another stream would break the capture
         try:
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             step()
@@ -103,7 +103,7 @@ class Replays:
         except RuntimeError as error:
             with suppress(RuntimeError):
                 graph.capture_end()
-            logger.info("Going on without CUDA graphs: %s", error)
+            logger.info("Continuing without CUDA graphs: %s", error)
             self._record = False
             return None
         finally:
@@ -114,7 +114,7 @@ class Replays:
 
 @contextmanager
 def using_threads(count: int | None) -> Iterator[None]:
-    """So many threads on the CPU, and as many as before afterwards."""
+    """Set the number of CPU threads, restoring it afterwards; None changes nothing."""
     before = torch.get_num_threads()
     try:
         if count is not None:

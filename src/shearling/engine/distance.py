@@ -1,12 +1,12 @@
-"""How far a student's outputs are from the teacher's, without labels, for every head.
+"""Distance of a student's outputs from the teacher's, without labels, for every head.
 
-`divergences` are per example, in nats. `output_distance` is what a student is trained by, a mean over the batch:
+`divergences` are per example, in nats. `output_distance` is the training loss of a student, a mean over the batch:
 
-classes      KL divergence in nats; per class where several may hold at once
-numbers      squared error over the teacher's variance
-spans        KL divergence of start and end over real tokens, added
+classes      KL divergence in nats; for multi-label models, summed over classes
+numbers      squared error / variance of the teacher
+spans        KL divergence of start plus end, over real tokens
 tokens       KL divergence, mean over real tokens
-embeddings   squared distance, and squared error of the similarities within the batch, which is what a search ranks by
+embeddings   squared distance plus squared error of the similarities within the batch, which rank search results
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NEVER = -1e4  # the logit of padding: finite, so that 0 * log 0 stays 0
 
 
 def compared(model: Any, outputs: Any, batch: Batch) -> dict[str, Tensor]:
-    """The part of a model's outputs that `output_distance` looks at; every tensor has the examples first."""
+    """The outputs that `output_distance` compares, with the batch dimension first."""
     head = head_of(outputs, model.config)
     if head == "embedding":
         return {"embedding": embeddings(model, outputs, batch)}
@@ -44,9 +44,9 @@ def output_distance(
     *,
     similarities: float = 1.0,
 ) -> Tensor:
-    """A scalar, 0 where the outputs are equal: the mean over the batch. `scale` comes from `output_scale`.
+    """Mean distance over the batch, a scalar; 0 for equal outputs. `scale` is from `output_scale`.
 
-    similarities  their weight beside the distance of embeddings
+    similarities  weight of the similarities term for embeddings
     """
     found = {name: value.float() for name, value in student.items()}
     wanted = {name: value.to(found[name]) for name, value in teacher.items()}
@@ -68,9 +68,9 @@ def output_distance(
 
 
 def output_scale(config: Any, outputs: Mapping[str, Tensor]) -> Tensor:
-    """What makes distances of different models compare, from the teacher's outputs for some examples.
+    """Normaliser of the distance, from the teacher's outputs for some examples.
 
-    The variance of numbers, [C]; the mean square length of embeddings; 1 for every other head.
+    The variance for regression, [C]; the mean squared norm for embeddings; 1 for every other head.
     """
     one = torch.ones((), device=next(iter(outputs.values())).device)
     head = head_of(outputs, config)
@@ -83,14 +83,14 @@ def output_scale(config: Any, outputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def divergence(logits: Tensor, target: Tensor) -> Tensor:
-    """KL(teacher || student) over the last dimension; scores that are minus infinity in both count nothing."""
+    """KL(teacher || student) over the last dimension; entries that are -inf in both contribute 0."""
     found, wanted = logits.log_softmax(-1), target.log_softmax(-1)
     each = F.kl_div(found, wanted, reduction="none", log_target=True)
     return each.masked_fill(wanted.isneginf(), 0.0).sum(-1)
 
 
 def bernoulli(logits: Tensor, target: Tensor) -> Tensor:
-    """KL divergence of every class that may hold by itself."""
+    """KL divergence of independent Bernoulli distributions, per class."""
     chance = target.sigmoid()
     found, least = (F.binary_cross_entropy_with_logits(x, chance, reduction="none") for x in (logits, target))
     return found - least
@@ -112,7 +112,7 @@ def _embedding_distance(found: Tensor, wanted: Tensor, scale: Tensor, similariti
 def divergences_between(
     teacher: nn.Module, student: nn.Module, batches: Sequence[Batch], precision: Precision
 ) -> Tensor:
-    """[examples], on the host: the divergence of two models' outputs, by the numbers of the examples."""
+    """[examples], host: the divergence of two models' outputs, ordered by example."""
     parts: list[Tensor] = []
     with frozen(teacher), frozen(student), torch.inference_mode(), kernels(teacher, precision):
         for batch in batches:
@@ -124,11 +124,11 @@ def divergences_between(
 
 
 def divergences(model: Any, wanted: Any, found: Any, batch: Batch) -> Tensor:
-    """[B]: how far outputs are from the teacher's, in nats an example, which is what pruning adds to the loss.
+    """[B]: divergence from the teacher's outputs in nats per example: the increase of the loss.
 
-    For classes, spans and tokens it is the Kullback-Leibler divergence from the teacher's distribution. For numbers and
-    embeddings it is half the squared distance, which is what the sampled losses of `losses.py` have as their
-    second-order change. So it can be added to, and compared with, the error curves of `surgeon`.
+    For classes, spans and tokens it is the Kullback-Leibler divergence from the teacher's distribution; for numbers and
+    embeddings half the squared distance, the second-order change of the sampled losses of `losses.py`. So it has the
+    same unit as the error curves of `surgeon`.
     """
     head = head_of(wanted, model.config)
     if head == "span":

@@ -1,4 +1,4 @@
-"""One student learning from one teacher: steps, the judge, and the best state so far.
+"""Distillation of a student from a teacher: steps, validation, and the best state so far.
 
     loss = distance of the outputs + weight * mean over layers of || s - t ||^2 / || t - mean t ||^2
 
@@ -30,25 +30,25 @@ from shearling.sample.sample import Sample
 
 logger = logging.getLogger("shearling")
 
-MOST_TOKENS = {"cpu": 8192, "cuda": 32768}  # of a batch
+MOST_TOKENS = {"cpu": 8192, "cuda": 32768}  # per batch
 HALF = (torch.float16, torch.bfloat16)
-JUDGED = 4  # batches' worth of examples are judged at once: no gradients take up memory
-REFRESH = {"cpu": 4, "cuda": 1}  # passes over the same noise
-HIDDEN = {"embedding": 1.0, "others": 10.0}  # weights of the hidden states beside the outputs
-BETAS = (0.9, 0.98)  # of AdamW: a few hundred steps are too few for a longer memory
+JUDGED = 4  # validation batches are this much larger, since they need no gradients
+REFRESH = {"cpu": 4, "cuda": 1}  # passes with the same noise
+HIDDEN = {"embedding": 1.0, "others": 10.0}  # weights of the hidden states, by head
+BETAS = (0.9, 0.98)  # of AdamW: shorter averages for a few hundred steps
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a student is trained.
+    """Hyperparameters.
 
-    rate      of AdamW, after a short warm-up and before a linear decay to zero
-    examples  in a batch
-    hidden    weight of the hidden states beside the outputs; None: ten, but one beside embeddings, which tell more
-    similarities  weight of the similarities within a batch beside the distance of embeddings
+    rate      peak learning rate of AdamW, with a short warm-up and linear decay to zero
+    examples  per batch
+    hidden    weight of the hidden states against the outputs; None: 10, or 1 for embeddings
+    similarities  weight of the similarities within a batch against the distance of embeddings
     warm_up   share of the steps
-    noise     share of the tokens that those of other examples take the place of, anew every few passes; the teacher
-              says what becomes of them, so the student sees more of its function than the sample alone shows
+    noise     share of tokens replaced by those of other examples, redrawn every few passes, with the teacher's outputs
+              as targets; covers more of the teacher's function than the sample
     """
 
     rate: float = 3e-4
@@ -57,14 +57,14 @@ class Recipe:
     similarities: float = 1.0
     warm_up: float = 0.05
     noise: float = 0.1
-    precision: Precision = "bfloat16"  # of the steps, where the hardware has it; the judge sees the weights in float32
+    precision: Precision = "bfloat16"  # of the steps, if the hardware has it; validation uses the float32 weights
 
 
 @contextmanager
 def trainable(model: nn.Module) -> Iterator[dict[nn.Parameter, torch.dtype]]:
-    """Everything but tables of embeddings takes gradients; a model in half precision is float32 meanwhile.
+    """Make everything but embedding tables trainable, and convert half precision to float32; restored afterwards.
 
-    Yields those parameters, and the precision each will have again.
+    Yields the trainable parameters with their original dtypes.
     """
     tensors = [*model.parameters(), *model.buffers()]
     before = [tensor.dtype for tensor in tensors]
@@ -85,7 +85,7 @@ def trainable(model: nn.Module) -> Iterator[dict[nn.Parameter, torch.dtype]]:
 
 
 class Distiller:
-    """Trains a student on its teacher's outputs and hidden states, and keeps the best state by the judge."""
+    """Trains a student on its teacher's outputs and hidden states, and keeps the best state by validation."""
 
     def __init__(
         self,
@@ -110,17 +110,17 @@ class Distiller:
         self.replays = Replays(self.device, record=all(bucket.resident(self.device) for bucket in self.buckets))
         self._refresh()
         self.scale, self.variances = self._scales()
-        self.total = torch.zeros((), dtype=torch.float64, device=self.device)  # of the judge
+        self.total = torch.zeros((), dtype=torch.float64, device=self.device)  # of the validation distance
         self.half = self._half_weights()
-        self.rows: dict[int, Tensor] = {}  # where recorded steps read their examples' places
+        self.rows: dict[int, Tensor] = {}  # fixed buffers from which recorded steps read the examples' indices
         self.start = [w.detach().clone() for w in self.weights]
         self.best_state = [w.clone() for w in self.start]
         self.before = self.best = self.judge()
 
     def train(self, passes: int, progress: Progress, deadline: float | None = None) -> tuple[int, str]:
-        """So many passes: (passes done, a note where it ended early)."""
+        """Train for `passes` passes; returns (passes done, a note if it ended early)."""
         cuda = self.device.type == "cuda"
-        self.changing = [weight.data for weight in self.weights]  # the same memory, but never in half precision
+        self.changing = [weight.data for weight in self.weights]  # the float32 weights, also while copies replace them
         self.optimiser = torch.optim.AdamW(
             self.changing,
             lr=torch.tensor(self.recipe.rate, device=self.device) if cuda else self.recipe.rate,
@@ -148,14 +148,14 @@ class Distiller:
         return done, ""
 
     def _refresh(self) -> None:
-        """New noise, and what the teacher makes of it."""
+        """Draw new noise, and compute the teacher's states for it."""
         for number, bucket in enumerate(self.buckets):
             bucket.add_noise(self.recipe.noise, self.generator)
             for part, rows in enumerate(self.to_fit[number]):
                 self.replays(("teacher", number, part), partial(bucket.fill, rows))
 
     def step(self, bucket: int, rows: Tensor) -> None:
-        """One step on the examples at these places of a bucket."""
+        """One step on the examples `rows` of a bucket."""
         here = self.rows.setdefault(bucket, torch.empty_like(rows, device=self.device))
         here.copy_(rows)
 
@@ -176,12 +176,12 @@ class Distiller:
         self.replays(("step", bucket), step)
 
     def gradients(self, bucket: Bucket, rows: Tensor) -> Sequence[Tensor | None]:
-        """Of the loss, one a weight; None for weights that have no part in it."""
+        """The gradients of the loss; None for unused weights."""
         with nullcontext() if self.half is None else self.half.standing_in():
             return torch.autograd.grad(self.loss(bucket, rows), self.weights, allow_unused=True)
 
     def loss(self, bucket: Bucket, rows: Tensor) -> Tensor:
-        """A scalar: distance of the outputs, and of the hidden states."""
+        """Distance of the outputs plus that of the hidden states, a scalar."""
         batch = bucket.pick(rows)
         wanted = bucket.wanted(rows, batch)
         found = self.student(batch if self.half is None else batch.floats_as(torch.bfloat16))
@@ -194,7 +194,7 @@ class Distiller:
         return distance if not weight else distance + weight * self.hidden_loss(found, wanted, bucket.real_tokens(rows))
 
     def hidden_loss(self, found: States, wanted: States, real: Sequence[Tensor | None]) -> Tensor:
-        """Mean over layers of the squared error over the variance of the teacher's hidden states."""
+        """Mean over layers of squared error / variance of the teacher's hidden states."""
         masks = {id(mask): (mask[:, :, None], mask.sum().clamp_min(1)) for mask in real if mask is not None}
         layers = zip(found.hidden, wanted.hidden, real, strict=True)
         errors = [squared_error(s, t, *masks.get(id(mask), ())).to(self.device) for s, t, mask in layers]
@@ -202,7 +202,7 @@ class Distiller:
 
     @torch.no_grad()
     def judge(self) -> float:
-        """Mean distance of the outputs over the examples kept out (over all, where there are none)."""
+        """Mean distance of the outputs over the held-out examples, or over all if there are none."""
         self.total.zero_()
         count = 0
         for number, bucket in enumerate(self.buckets):
@@ -217,9 +217,9 @@ class Distiller:
         self.total += len(rows) * output_distance(self.config, found, wanted, batch, self.scale).double()
 
     def finish(self) -> bool:
-        """Leave the best state in the student, as its own precision holds it; whether it beats the start there.
+        """Restore the best state, rounded to the student's dtype; returns whether it is better than the start.
 
-        Several processes take the same steps and may round differently: the first one's weights are everyone's.
+        Processes take the same steps but may round differently: all get the weights of rank 0.
         """
         self._write([value.to(dtype) for value, dtype in zip(self.best_state, self.dtypes, strict=True)])
         self.best = self.judge() if self.best < self.before else self.before
@@ -237,7 +237,7 @@ class Distiller:
 
     @contextmanager
     def undone_on_error(self) -> Iterator[None]:
-        """The student as it was, if something goes wrong."""
+        """Restore the student on errors."""
         try:
             yield
         except BaseException:
@@ -257,7 +257,7 @@ class Distiller:
                 weight.copy_(value)
 
     def seconds_of_pass(self) -> float:
-        """Estimated from one batch of every bucket; the first of all runs twice, to be warm."""
+        """Estimate from one batch of every bucket; the first one also runs as a warm-up."""
         total = 0.0
         for number, bucket in enumerate([self.buckets[0], *self.buckets]):
             rows = torch.arange(min(len(bucket.batch), self._size(bucket)), device=self.device)
@@ -266,12 +266,12 @@ class Distiller:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
             if number:
-                judging = len(bucket.judging) / 3  # a forward pass without the backward one
+                judging = len(bucket.judging) / 3  # forward only
                 total += (time.perf_counter() - start) * (len(bucket.fit) + judging) / len(rows)
         return total
 
     def _half_weights(self) -> HalfWeights | None:
-        """Where the steps are to be in bfloat16, and the model's code lets them."""
+        """bfloat16 copies of the weights, if requested and supported by the model's code."""
         suits = self.recipe.precision == "bfloat16" and has_bfloat16(self.device)
         if not suits or any(weight.dtype != torch.float32 for weight in self.weights):
             return None
@@ -286,7 +286,7 @@ class Distiller:
         return self.half
 
     def _set_rate(self, share: float) -> None:
-        """Up over the warm-up, then down to zero, by the share of the steps that are done."""
+        """Linear warm-up, then linear decay to zero."""
         up = self.recipe.warm_up
         factor = min((share + 1e-3) / up, 1.0) if share < up else (1 - share) / (1 - up)
         for group in self.optimiser.param_groups:
@@ -296,19 +296,19 @@ class Distiller:
                 group["lr"] = self.recipe.rate * factor
 
     def _on_device(self, places: Tensor, size: int) -> Sequence[Tensor]:
-        """So many places at a time; recorded steps read them where they are."""
+        """Split indices into batches on the device, at fixed addresses for recorded steps."""
         return places.to(self.device).split(size) if len(places) else ()
 
     def _size(self, bucket: Bucket, times: int = 1) -> int:
-        """Examples in a batch, or so many times more, as far as their tokens and logits allow."""
-        # Twice the logits that other passes have: the teacher's stand beside the student's.
+        """Examples per batch, times a factor, limited by tokens and logits."""
+        # Twice the logits of other passes: the teacher's and the student's.
         fits = min(
             self.most_tokens // bucket.tokens, LOGITS.get(self.device.type, LOGITS["cpu"]) // (2 * bucket.logits)
         )
         return max(1, min(times * self.recipe.examples, fits))
 
     def _shuffled(self) -> list[tuple[int, Tensor]]:
-        """One pass: every example once, in batches of one shape a bucket; a short last batch is filled up."""
+        """The batches of one pass, with one shape per bucket: the last batch is filled up with other examples."""
         batches = []
         for number, bucket in enumerate(self.buckets):
             drawn = bucket.fit[torch.randperm(len(bucket.fit), generator=self.generator)]
@@ -321,7 +321,7 @@ class Distiller:
 
     @torch.no_grad()
     def _scales(self) -> tuple[Tensor, Tensor]:
-        """The scale of the outputs and, [layers], the variance of their hidden states, from the largest bucket."""
+        """The scale of the outputs, and [layers] the variances of the hidden states, from the largest bucket."""
         bucket = max(self.buckets, key=lambda bucket: len(bucket.batch))
         rows = torch.arange(min(len(bucket.batch), self._size(bucket, JUDGED)), device=self.device)
         states = bucket.wanted(rows, bucket.pick(rows))
@@ -333,7 +333,7 @@ class Distiller:
 def squared_error(found: Tensor, wanted: Tensor, real: Tensor | None = None, count: Tensor | None = None) -> Tensor:
     """Mean over real tokens and dimensions of (s - t)^2, for [B, S, D].
 
-    real, count  which tokens are real, [B, S, 1], and how many; t is zero at the others
+    real, count  mask of real tokens, [B, S, 1], and their number; t is zero at padding
     """
     if real is None or count is None:
         return F.mse_loss(found, wanted.to(found)).float()
@@ -342,7 +342,7 @@ def squared_error(found: Tensor, wanted: Tensor, real: Tensor | None = None, cou
 
 
 def variance(hidden: Tensor, real: Tensor | None) -> Tensor:
-    """Mean over dimensions of the variance over real tokens; a floor keeps constants from dividing by zero."""
+    """Mean over dimensions of the variance over real tokens, with a floor to avoid division by zero."""
     tokens = hidden.float().flatten(0, 1) if real is None else hidden[real.to(hidden.device)].float()  # [tokens, D]
     spread = tokens.var(0, correction=0).mean()
     return spread.clamp_min(torch.finfo(torch.float32).tiny ** 0.5).maximum(1e-6 * tokens.square().mean())

@@ -1,4 +1,4 @@
-"""Several processes, one result: every rank sums over its share of the sample, and the sums are added up."""
+"""Several processes: every rank sums over its shard of the sample, and the sums are all-reduced."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ T = TypeVar("T")
 _guarded: ContextVar[bool] = ContextVar("guarded", default=False)  # inside `fail_together`
 
 
-class _Told(ShearlingError):
-    """Another process failed or ended; the others know of it already."""
+class _PeerFailed(ShearlingError):
+    """Another process failed or exited; all processes know."""
 
 
 def rank_and_world() -> tuple[int, int]:
-    """This process's number, and how many there are; (0, 1) without a process group."""
+    """(rank, world size); (0, 1) without a process group."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
 
 
 def add_up(tensors: Iterable[Tensor]) -> None:
-    """Replace each tensor by its sum over all processes."""
+    """All-reduce (sum) each tensor in place."""
     if rank_and_world()[1] == 1:
         return
     agree()
     with _connection_errors_explained():
         for tensor in tensors:
-            here = tensor.to(_meeting_place(tensor.device))  # the tensor itself where its device can be summed over
+            here = tensor.to(_meeting_place(tensor.device))  # no copy if its device can be reduced
             dist.all_reduce(here)
             if here is not tensor:
                 tensor.copy_(here)
 
 
 def dealt(sizes: Sequence[int]) -> list[int]:
-    """This process's share of independent pieces of work, dealt out from the largest on."""
+    """This process's share of independent tasks, assigned round-robin by decreasing size."""
     rank, world = rank_and_world()
     return sorted(sorted(range(len(sizes)), key=lambda i: -sizes[i])[rank::world])
 
 
 def gathered(mine: dict[int, T]) -> dict[int, T]:
-    """The results of all processes."""
+    """Merge the results of all processes."""
     world = rank_and_world()[1]
     if world == 1:
         return mine
@@ -61,9 +61,9 @@ def gathered(mine: dict[int, T]) -> dict[int, T]:
 
 
 def on_first(work: Callable[[], T]) -> T:
-    """Do something on one process alone, such as timing or writing files: all get its result, or fail with it.
+    """Run something on rank 0 only, such as timing or writing files; all ranks get its result or its error.
 
-    It is done once all have come this far: a process that died before leaves nothing written.
+    It runs once all ranks have arrived, so that nothing is written if a process died before.
     """
     rank, world = rank_and_world()
     if world == 1:
@@ -85,11 +85,10 @@ def on_first(work: Callable[[], T]) -> T:
 
 @contextmanager
 def fail_together() -> Iterator[None]:
-    """Where one process fails, have the others fail too instead of waiting for it; usable as a decorator.
+    """If one process fails, make the others fail instead of waiting for it; usable as a decorator.
 
-    Every exchange between the processes begins with `agree`. A process that fails in here takes part in one more
-    agreement, which tells the others; so does one that comes to the end. Inside another such scope this one does
-    nothing: the outermost one tells.
+    Every collective begins with `agree`. A process that fails inside this scope takes part in one more `agree`, which
+    tells the others; so does a process that reaches the end. Nested scopes do nothing.
     """
     if _guarded.get() or rank_and_world()[1] == 1:
         yield
@@ -98,7 +97,7 @@ def fail_together() -> Iterator[None]:
     try:
         yield
         agree()
-    except _Told:  # the others know, or are gone
+    except _PeerFailed:  # the others know, or have exited
         raise
     except Exception as error:
         with suppress(ShearlingError):
@@ -109,7 +108,7 @@ def fail_together() -> Iterator[None]:
 
 
 def agree(error: Exception | None = None) -> None:
-    """Wait for all processes; raises where one of them has failed, with its message."""
+    """Barrier that raises if any process has failed, with its message."""
     rank, world = rank_and_world()
     if world == 1:
         return
@@ -122,12 +121,12 @@ def agree(error: Exception | None = None) -> None:
         who = int(failed.nonzero()[0])
         message = [None if error is None else f"{type(error).__name__}: {error}"]
         dist.broadcast_object_list(message, src=who)
-    raise _Told(f"Process {who} of {world} failed, and this one ends with it: {message[0]}")
+    raise _PeerFailed(f"Process {who} of {world} failed, so this one stops too: {message[0]}")
 
 
 @contextmanager
 def joined() -> Iterator[None]:
-    """Work together with the processes that `torchrun` or `accelerate launch` started beside this one."""
+    """Join the process group that `torchrun` or `accelerate launch` has set up."""
     if dist.is_initialized():
         yield
         return
@@ -153,26 +152,26 @@ def joined() -> Iterator[None]:
 
 @contextmanager
 def _connection_errors_explained() -> Iterator[None]:
-    """Explain the broken connection that a process leaves behind when it dies."""
+    """Turn the connection errors of a process that died into a readable message."""
     try:
         yield
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0][:200]
-        raise _Told(
+        raise _PeerFailed(
             f"Another process of this run ended or cannot be reached; its own message says why. Nothing was left "
             f"half-written. ({reason})"
         ) from error
 
 
 def _meeting_place(device: torch.device) -> torch.device:
-    """Where a tensor of this device can be summed over the processes: NCCL alone does not serve the CPU."""
+    """The device on which a tensor can be reduced: NCCL does not support CPU tensors."""
     if device.type == "cpu" and "cpu" not in str(dist.get_backend_config()):
         return torch.device("cuda", torch.cuda.current_device())
     return device
 
 
 def _portable(error: Exception) -> Exception:
-    """The error itself, or, where another process might not be able to rebuild it, one that says the same."""
+    """The error itself, or one with the same message where another process might not be able to unpickle it."""
     if type(error).__module__ in ("builtins", "shearling.errors"):
         return error
     return ShearlingError(f"{type(error).__name__}: {error}")

@@ -1,4 +1,4 @@
-"""What kind of head a model has: decided here alone, by what it returns, so that no class names are needed."""
+"""The kind of head a model has, decided by its outputs so that no class names are needed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, Literal
 # span        start_logits and end_logits [B, S]      question answering
 # tokens      logits [B, S, C]                        token classification and language models
 # number      logits [B, C]                           regression
-# labels      logits [B, C]                           several classes may hold at once
+# labels      logits [B, C]                           multi-label classification
 # classes     logits [B, C]                           classification
-# embedding   anything else                           pooled as the model's users do (models/pooling.py)
+# embedding   anything else                           pooled (models/pooling.py)
 Head = Literal["span", "tokens", "number", "labels", "classes", "embedding"]
 ENDS = ("start_logits", "end_logits")
 
 
 def head_of(outputs: Mapping[str, Any], config: Any = None) -> Head:
-    """The head that gave these outputs; a configuration tells several numbers, and labels, from classes."""
+    """The head of these outputs; `problem_type` of the configuration tells regression and multi-label from classes."""
     if "start_logits" in outputs:
         return "span"
     if "logits" not in outputs:
@@ -35,5 +35,5 @@ def predicts_next_token(model: Any) -> bool:
 
 
 def gives_embeddings(model: Any) -> bool:
-    """Whether the model has no head, so that what it puts out is pooled."""
+    """Whether the model has no head, so that its hidden states are pooled."""
     return model.base_model is model and not model.can_generate()

@@ -1,4 +1,4 @@
-"""Run a model frozen, masked or watched, by hooks on its modules."""
+"""Hooks for running a model frozen, masked or watched."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shearling.sample.batch import Batch
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, no parameter gradients, no KV cache; everything is restored on the way out."""
+    """Evaluation mode, no parameter gradients, no KV cache; restored afterwards."""
     training = {module: module.training for module in model.modules()}
     wanted = {parameter: parameter.requires_grad for parameter in model.parameters()}
     configs: list[Any] = [module.config for module in model.modules() if hasattr(module, "config")]
@@ -39,9 +39,9 @@ def frozen(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def eager() -> Iterator[None]:
-    """Gradients can be computed, nothing is cast, compiled models run without their code, whatever the caller has set.
+    """Enable gradients, disable autocast and compiled code, whatever the caller's settings; usable as a decorator.
 
-    Usable as a decorator. Hooks inside compiled code are not called as often as sums over the sample need it.
+    Compiled code does not call hooks reliably.
     """
     with (
         torch.inference_mode(False),
@@ -54,19 +54,19 @@ def eager() -> Iterator[None]:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where the model wants its inputs."""
+    """The device of the model's inputs."""
     return next(model.parameters()).device
 
 
 def run(model: nn.Module, batch: Batch, precision: Precision = "float32") -> Any:
-    """One forward pass; labels are never handed to the model."""
+    """One forward pass, without labels."""
     with half_precision(model, precision):
         return model(**batch.inputs, return_dict=True)
 
 
 @contextmanager
 def masked(sublayers: Sequence[Sublayer], masks: Sequence[Tensor]) -> Iterator[None]:
-    """Multiply each unit's columns of `h` by its mask ([units], or [B, units] for one mask an example)."""
+    """Multiply each unit's columns of `h` by its mask ([units], or [B, units] for a mask per example)."""
     with ExitStack() as stack:
         for sublayer, mask in zip(sublayers, masks, strict=True):
             handle = sublayer.out.register_forward_pre_hook(_masking(mask, sublayer.width))
@@ -91,7 +91,7 @@ def watched(
     on_input: Callable[[int, Tensor], None] | None = None,
     on_output: Callable[[int, Tensor], None] | None = None,
 ) -> Iterator[None]:
-    """Show each sublayer's `h` (the input of its output projection) and output as they pass by."""
+    """Call back with each sublayer's `h` (the input of its output projection) and its output."""
     with ExitStack() as stack:
         for number, sublayer in enumerate(sublayers):
             if on_input is not None:
@@ -105,14 +105,14 @@ def watched(
 
 @contextmanager
 def differentiable(structure: Structure) -> Iterator[list[Tensor]]:
-    """Start the gradient at the first layer of each stack; yields the list those inputs are added to."""
+    """Let gradients start at the first layer of each stack; yields the list of these leaf tensors."""
     leaves: list[Tensor] = []
 
     def hook(
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         hidden, rest, named = split_call(args, kwargs)
-        if not _reaches(hidden, leaves):  # layers that share weights run this hook once per depth
+        if not _reaches(hidden, leaves):  # with shared weights, the hook runs once per depth
             hidden = hidden.detach().requires_grad_()
             leaves.append(hidden)
         return (hidden, *rest), named
@@ -127,7 +127,7 @@ def differentiable(structure: Structure) -> Iterator[list[Tensor]]:
 def _reaches(values: Tensor, leaves: Sequence[Tensor]) -> bool:
     """Whether gradients of `values` flow back to one of the leaves.
 
-    `requires_grad` does not tell: embeddings of a model with gradient checkpointing give gradients too.
+    `requires_grad` is not enough: with gradient checkpointing, embeddings require gradients too.
     """
     nodes, seen = [values.grad_fn], set()
     while nodes:
@@ -142,21 +142,21 @@ def _reaches(values: Tensor, leaves: Sequence[Tensor]) -> bool:
 
 
 def split_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, tuple[Any, ...], dict[str, Any]]:
-    """A layer's call as (hidden states, other positional arguments, other named ones)."""
+    """Split a layer's arguments into (hidden states, other positional arguments, other keyword arguments)."""
     if args:
         return args[0], args[1:], kwargs
     return kwargs["hidden_states"], (), {k: v for k, v in kwargs.items() if k != "hidden_states"}
 
 
 def by_example(values: Tensor, examples: int) -> Tensor:
-    """[B x S, n] or [B x windows, tokens, n] -> [B, S, n], for layers that lay the tokens of a batch end to end."""
+    """[B x S, n] or [B x windows, tokens, n] -> [B, S, n], for layers that flatten the batch."""
     if values.dim() == 3 and len(values) == examples:
         return values
     return values.reshape(examples, -1, values.shape[-1])
 
 
 def flat(h: Tensor, rows: Tensor | slice) -> Tensor:
-    """[B, S, n] -> [tokens, n]: some rows of [B x S]. A slice of them is not copied."""
+    """[B, S, n] -> [tokens, n]: the given rows of [B x S]; slices are not copied."""
     h = h.detach()
     if h.dim() > 2:
         h = h.flatten(0, 1)

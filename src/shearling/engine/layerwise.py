@@ -1,7 +1,7 @@
 """Run a model one layer at a time and capture tensors at a given point.
 
-Only the hidden states before the current layer are held. A layer can be run up to a point of interest and stopped
-there; the output of its attention is kept, so that the attention need not run again for the FFN.
+Only the hidden states before the current layer are stored. A layer can be run up to a given point; the output of its
+attention is cached, so that the attention does not run again for the FFN.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ Point = Literal["in", "h", "out", "end"]
 
 
 class _Stop(BaseException):
-    """Ends a forward pass at the module of interest. Not an Exception, so that no model code catches it."""
+    """Ends a forward pass early. A BaseException, so that model code does not catch it."""
 
 
 @dataclass
 class LayerCall:
-    """The arguments of one layer for one batch, hidden states left out."""
+    """The arguments of one layer for one batch, without hidden states."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     def same_as(self, other: LayerCall) -> bool:
-        """Whether both layers are called with the same arguments."""
+        """Whether both calls have the same arguments."""
         mine = [*self.args, *sorted(self.kwargs.items(), key=lambda kv: kv[0])]
         theirs = [*other.args, *sorted(other.kwargs.items(), key=lambda kv: kv[0])]
         return len(mine) == len(theirs) and all(_same(a, b) for a, b in zip(mine, theirs, strict=True))
@@ -49,7 +49,7 @@ def _same(a: Any, b: Any) -> bool:
 
 
 class HiddenStates:
-    """The hidden states [B, S, D] of every batch; on the host where the device has no room for all of them."""
+    """The hidden states [B, S, D] of every batch; on the host if they do not fit on the device."""
 
     def __init__(self, tensors: Iterable[Tensor] = (), *, on_host: bool = False) -> None:
         self.on_host = on_host
@@ -68,12 +68,12 @@ class HiddenStates:
         self._tensors[index], self._devices[index] = self._stored(tensor), tensor.device
 
     def append(self, tensor: Tensor) -> None:
-        """Add those of one more batch."""
+        """Add the hidden states of one more batch."""
         self._tensors.append(self._stored(tensor))
         self._devices.append(tensor.device)
 
     def copy(self) -> HiddenStates:
-        """The same tensors, replaceable on their own."""
+        """A shallow copy."""
         return HiddenStates((self[i] for i in range(len(self))), on_host=self.on_host)
 
     def _stored(self, tensor: Tensor) -> Tensor:
@@ -82,10 +82,10 @@ class HiddenStates:
 
 @dataclass
 class LayerwiseRun:
-    """One model on its way through one stack: the hidden states before the current layer, and how layers are called.
+    """The state of running one stack layer by layer: hidden states before the current layer, and the layers' arguments.
 
-    calls     [batch][layer]; a single entry serves all layers
-    finished  [part, batch]: what the core of a sublayer gave, where the layer is run again for a later sublayer
+    calls     [batch][layer]; a single entry is for all layers
+    finished  [part, batch]: cached output of a sublayer's core, for running the layer again for a later sublayer
     """
 
     hidden: HiddenStates
@@ -94,7 +94,7 @@ class LayerwiseRun:
     finished: dict[tuple[int, int], Any] = field(default_factory=dict)
 
     def call(self, batch: int, layer: int) -> LayerCall:
-        """How a layer is called for a batch."""
+        """The arguments of a layer for a batch."""
         calls = self.calls[batch]
         return calls[layer] if len(calls) > 1 else calls[0]
 
@@ -104,19 +104,19 @@ class Captured:
     """The tensors of one sublayer in one run of its layer, all [B, S, ...]."""
 
     z: Tensor | None = None  # input of the projections into the units
-    x: Tensor | None = None  # residual the output is added to, over the scale of the output if there is one
+    x: Tensor | None = None  # residual input, divided by the scale of the output if there is one
     h: Tensor | None = None  # input of the output projection
     o: Tensor | None = None  # its output
     hidden: Tensor | None = None  # output of the layer
 
 
 def run_layer(stack: Stack, depth: int, part: int, run: LayerwiseRun, batch: int, upto: Point) -> Captured:
-    """Run one layer for one batch up to a point, and capture a sublayer's tensors; finished cores do not run again."""
+    """Run one layer for one batch up to a point, and capture a sublayer's tensors; cached cores are not run again."""
     sublayers = stack.sublayers[depth]
     sublayer = sublayers[part]
     scale = sublayer.scale
     captured = Captured()
-    added: list[Tensor] = []  # to the residual, by the sublayer beside this one
+    added: list[Tensor] = []  # output of the parallel sublayer
     entering = run.hidden[batch]
     examples = len(entering)
 
@@ -129,7 +129,7 @@ def run_layer(stack: Stack, depth: int, part: int, run: LayerwiseRun, batch: int
         added.append(by_example(output[0] if isinstance(output, tuple) else output, examples))
 
     def on_z(module: nn.Module, args: tuple[Any, ...]) -> None:
-        if captured.z is None:  # DeBERTa projects its relative positions after the tokens, with the same weights
+        if captured.z is None:  # DeBERTa also projects relative positions, after the tokens, with the same weights
             captured.z = by_example(args[0], examples)
         if upto == "in":
             raise _Stop
@@ -140,7 +140,7 @@ def run_layer(stack: Stack, depth: int, part: int, run: LayerwiseRun, batch: int
             raise _Stop
 
     def on_o(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        # Falcon adds the attention's output to this one in place.
+        # Falcon modifies this output in place.
         captured.o = by_example(output.clone() if sublayer.part.beside else output, examples)
         if upto == "out" and not sublayer.out_in_core:
             raise _Stop
@@ -173,15 +173,15 @@ def run_layer(stack: Stack, depth: int, part: int, run: LayerwiseRun, batch: int
 
 
 def _is_one_tensor(output: Any) -> bool:
-    """Attention weights, or position biases that are handed on, would be too much to keep."""
+    """Whether the output is a single tensor; attention weights or position biases would take too much memory."""
     values = output if isinstance(output, tuple) else (output,)
     return isinstance(values[0], Tensor) and not any(isinstance(value, Tensor) for value in values[1:])
 
 
 @contextmanager
 def replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """The module computes this instead."""
-    before = vars(module).get("forward")  # a forward of the instance, over that of its class
+    """Replace the module's forward."""
+    before = vars(module).get("forward")  # a forward set on the instance
     module.forward = forward
     try:
         yield
@@ -192,12 +192,12 @@ def replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
 
 
 def returning(module: nn.Module, output: Any) -> AbstractContextManager[None]:
-    """The module returns this output, whatever it is called with."""
+    """Make the module return this output without running."""
     return replaced(module, lambda *args, **kwargs: output)
 
 
 def start_run(model: nn.Module, stack: Stack, batches: Sequence[Batch], precision: Precision) -> LayerwiseRun:
-    """Capture what enters a stack. Once a full pass shows that layers are called alike, one call a batch will do."""
+    """Capture the inputs of a stack. If all layers have equal arguments, later batches run only to the first layer."""
     started = LayerwiseRun(HiddenStates(), [], precision)
     alike = False
     for batch in batches:
@@ -213,9 +213,9 @@ def start_run(model: nn.Module, stack: Stack, batches: Sequence[Batch], precisio
 
 
 def _too_large(batches: Sequence[Batch], hidden: Tensor) -> bool:
-    """Whether both models' hidden states, and as much inside a layer, would fill more than half of what is free.
+    """Whether both models' hidden states and a layer's activations would take more than half of the free memory.
 
-    The first batch holds the longest examples, so its size per example is an upper bound for all.
+    The first batch has the longest examples, so its size per example is an upper bound.
     """
     if hidden.device.type != "cuda":
         return False
@@ -226,7 +226,7 @@ def _too_large(batches: Sequence[Batch], hidden: Tensor) -> bool:
 def _record_calls(
     model: nn.Module, stack: Stack, batch: Batch, precision: Precision, *, first_only: bool
 ) -> tuple[Tensor, list[LayerCall]]:
-    """The hidden states that enter the stack, and the call of each layer (or of the first, and no further)."""
+    """The input of the stack, and the arguments of each layer, or only of the first."""
     entering: list[Tensor] = []
     calls: list[LayerCall] = []
 
@@ -241,7 +241,7 @@ def _record_calls(
     with ExitStack() as hooks:
         for layer in dict.fromkeys(stack.layers):
             hooks.callback(layer.register_forward_pre_hook(hook, with_kwargs=True).remove)
-        if stack.repeats == 1:  # nothing behind the last layer is of interest, least of all a language model's head
+        if stack.repeats == 1:  # stop after the last layer, before a language model's head
             hooks.callback(stack.layers[-1].register_forward_hook(_stop).remove)
         _until_stopped(run, model, batch, precision)
     return entering[0], calls

@@ -1,4 +1,4 @@
-"""One loss per example, for every head: against labels, or against a draw from the model itself."""
+"""One loss per example, for every head: against labels, or against labels sampled from the model itself."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from shearling.errors import DataError, ModelError
 from shearling.models.pooling import pool, pooling_of
 from shearling.sample.batch import IGNORED, Batch, uniform
 
-CHUNK = {"cpu": 2**22, "cuda": 2**27}  # logits whose distribution is worked out at a time
+CHUNK = {"cpu": 2**22, "cuda": 2**27}  # logits per chunk of the softmax
 
 
 def example_losses(model: Any, outputs: Any, batch: Batch, *, seed: int, labels: bool) -> Tensor:
-    """[B]: against the data's labels, or against a draw from the model."""
+    """[B]: loss against the data's labels, or against labels sampled from the model."""
     return label_losses(model, outputs, batch) if labels else sampled_losses(model, outputs, batch, seed)
 
 
 def label_losses(model: Any, outputs: Any, batch: Batch) -> Tensor:
-    """[B]: what the model's own loss would be, run on each example alone."""
+    """[B]: the model's own loss for each example."""
     labels, head = batch.labels, head_of(outputs, model.config)
     if head == "span":
         missing = [k for k in ("start_positions", "end_positions") if k not in labels]
         if missing:
-            raise DataError(f"A question-answering loss needs {missing}; the batches bring {sorted(labels)}.")
+            raise DataError(f"A question-answering loss needs {missing}; the batches have {sorted(labels)}.")
         ends = ((outputs.start_logits, labels["start_positions"]), (outputs.end_logits, labels["end_positions"]))
-        real = batch.inputs.get("attention_mask")  # padding is no answer, and how much there is must not matter
+        real = batch.inputs.get("attention_mask")  # the loss must not depend on the amount of padding
         return torch.stack([_span_loss(only(logits, real), at) for logits, at in ends]).mean(0)
     if "labels" not in labels or head == "embedding":
         raise DataError("This loss needs labels and a head; prune an embedding model without --labels.")
@@ -43,8 +43,8 @@ def label_losses(model: Any, outputs: Any, batch: Batch) -> Tensor:
     if head == "labels":
         if target.shape != logits.shape:
             raise DataError(
-                f"This model gives {logits.shape[-1]} labels an example, each 0 or 1; the data's have the shape "
-                f"{list(target.shape[1:])} an example. Give labels of that shape, or data without any."
+                f"This model predicts {logits.shape[-1]} labels per example, each 0 or 1; the data's labels have the "
+                f"shape {list(target.shape[1:])} per example. Give labels of the model's shape, or data without labels."
             )
         return F.binary_cross_entropy_with_logits(logits, target.float(), reduction="none").mean(-1)
     _in_range(target, logits.shape[-1])
@@ -52,10 +52,10 @@ def label_losses(model: Any, outputs: Any, batch: Batch) -> Tensor:
 
 
 def sampled_losses(model: Any, outputs: Any, batch: Batch, seed: int) -> Tensor:
-    """[B]: the loss against labels drawn from the model's own output; needs none from the data.
+    """[B]: the loss against labels sampled from the model's own output; needs no labels.
 
-    The gradient of such a loss has the Fisher information as its second moment. For real-valued outputs (regression,
-    embeddings) a product with random signs takes the place of the draw.
+    The second moment of its gradient is the Fisher information. For real-valued outputs (regression, embeddings) the
+    loss is the inner product with random signs.
     """
     head = head_of(outputs, model.config)
     if head == "span":
@@ -80,9 +80,9 @@ def sampled_losses(model: Any, outputs: Any, batch: Batch, seed: int) -> Tensor:
 
 
 def check_finite(losses: Sequence[Tensor], batches: Sequence[Batch]) -> None:
-    """Raise an error that names the first example whose loss is not a number.
+    """Raise an error that names the first example whose loss is not finite.
 
-    Called once, after the pass: asking after every batch would stop a GPU's queue.
+    Called once after the pass: checking every batch would synchronise with the GPU.
     """
     if all(bool(one.isfinite().all()) for one in losses):
         return
@@ -96,15 +96,15 @@ def check_finite(losses: Sequence[Tensor], batches: Sequence[Batch]) -> None:
 
 
 def _drawn_loss(logits: Tensor, draw: Tensor) -> Tensor:
-    """Cross-entropy against a class drawn by inverting the model's own distribution at `draw`."""
+    """Cross-entropy against a class sampled from the model's distribution by inverse transform at `draw`."""
     losses: Tensor = _Drawn.apply(logits.flatten(0, -2), draw.flatten().to(logits.device))  # type: ignore[no-untyped-call]
     return losses.view(draw.shape)
 
 
 class _Drawn(torch.autograd.Function):
-    """Cross-entropy of [n, C] logits against drawn classes, some rows at a time.
+    """Cross-entropy of [n, C] logits against sampled classes, in chunks of rows.
 
-    Over a vocabulary, the distribution in float64 and its sums would take several times the memory of the logits.
+    For a vocabulary, the float64 distribution and its cumulative sum would take several times the memory of the logits.
     """
 
     @staticmethod
@@ -121,7 +121,7 @@ class _Drawn(torch.autograd.Function):
         result = torch.empty_like(logits)
         every = map(_chunks(logits), (result, logits, target, norm, gradients[0]))
         for out, part, at, total, gradient in zip(*every, strict=True):
-            torch.exp(part - total[:, None], out=out)  # softmax, less one at the class that was drawn
+            torch.exp(part - total[:, None], out=out)  # softmax minus one at the sampled class
             out.scatter_add_(1, at[:, None], torch.full_like(at[:, None], -1, dtype=out.dtype))
             out *= gradient[:, None]
         return result, None
@@ -133,7 +133,7 @@ def _chunks(logits: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
 
 
 def _draw_classes(logits: Tensor, draw: Tensor) -> Tensor:
-    """[n]: where the running sum of the distribution passes `draw`."""
+    """[n]: the class at which the cumulative distribution exceeds `draw`."""
     steps = logits.double().softmax(-1).cumsum(-1)
     target = torch.searchsorted(steps, draw[:, None] * steps[:, -1:], right=True)
     return target[:, 0].clamp_(max=logits.shape[-1] - 1)
@@ -145,14 +145,14 @@ def _signed(values: Tensor, batch: Batch, seed: int) -> Tensor:
 
 
 def embeddings(model: Any, outputs: Any, batch: Batch) -> Tensor:
-    """[B, D]: what an embedding model is used for, by its own pooling; of length one where only directions count."""
+    """[B, D]: embeddings by the model's own pooling; normalised if only their direction matters."""
     pooling = pooling_of(model)
     pooled = pool(outputs, batch.inputs.get("attention_mask"), pooling).float()
     return F.normalize(pooled, dim=-1) if pooling.direction_only else pooled
 
 
 def _span_loss(logits: Tensor, positions: Tensor) -> Tensor:
-    # As in transformers, an answer before the window counts as its first token, one beyond it counts nothing.
+    # As in transformers: positions before the window are clamped to 0, positions beyond it are ignored.
     target = positions.long().clamp_min(0)
     target = target.masked_fill(target >= logits.shape[-1], IGNORED)
     return F.cross_entropy(logits.float(), target, reduction="none")
@@ -179,9 +179,9 @@ def _in_range(target: Tensor, classes: int) -> None:
 
 
 def token_losses(logits: Tensor, labels: Tensor, reduction: str = "none") -> Tensor:
-    """[B, S], or [B] where they are summed: the cross-entropy of tokens, without those whose label is ignored.
+    """[B, S], or [B] with a reduction: the cross-entropy of tokens, ignoring those with label -100.
 
-    One example at a time: a float32 copy of all logits over the vocabulary may not fit.
+    One example at a time: a float32 copy of all logits over the vocabulary may not fit into memory.
     """
     rows = zip(logits, labels.to(logits.device), strict=True)
     return torch.stack(
@@ -190,12 +190,12 @@ def token_losses(logits: Tensor, labels: Tensor, reduction: str = "none") -> Ten
 
 
 def only(logits: Tensor, real: Tensor | None) -> Tensor:
-    """Scores [B, S] of positions, those of padding set to minus infinity."""
+    """Scores [B, S] of positions with padding set to -inf."""
     return logits if real is None else logits.masked_fill(real.to(logits.device) == 0, float("-inf"))
 
 
 def token_mask(batch: Batch, logits: Tensor) -> Tensor | None:
-    """[B, S], 1 for real tokens, of the mask that belongs to the logits [B, S, C]; None where there is none."""
+    """[B, S]: the mask that matches the logits [B, S, C], 1 for real tokens; None if there is none."""
     for name in ("decoder_attention_mask", "attention_mask"):
         mask = batch.inputs.get(name)
         if mask is not None and mask.shape == logits.shape[:2]:

@@ -1,4 +1,4 @@
-"""Memory: batches that fit the device, and trying again with smaller ones when they do not."""
+"""Memory: batches that fit the device, and retrying with smaller ones if they do not."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
 
 logger = logging.getLogger("shearling")
-# Tokens of a batch: many keep a GPU busy, few stay in a CPU's caches.
+# Tokens per batch: large to utilise a GPU, small to stay in a CPU's caches.
 BACKWARD_TOKENS = {"cpu": 1024, "cuda": 10240}  # forward and backward, in float32
 FORWARD_TOKENS = {"cpu": 2048, "cuda": 24576}
 LENGTH_MULTIPLE = {"cuda": 8}  # attention kernels are slow for other lengths
-LOGITS = {"cpu": 2**26, "cuda": 2**29}  # of a language model in one batch; a loss needs several times their memory
-RESIDENT = 1 / 8  # of the free memory that all batches together may take on a GPU
+LOGITS = {"cpu": 2**26, "cuda": 2**29}  # per batch; a loss needs several times their memory
+RESIDENT = 1 / 8  # share of the free GPU memory that all batches together may take
 
 
 def logits_per_token(model: Any) -> int:
-    """How many numbers a language model puts out for every token: its vocabulary. 0 for other heads."""
+    """Logits per token: the vocabulary size of a language model, 0 for other heads."""
     try:
         head = model.get_output_embeddings()
-    except (AttributeError, NotImplementedError):  # no language model
+    except (AttributeError, NotImplementedError):  # not a language model
         return 0
     return int(head.weight.shape[0]) if head is not None and hasattr(head, "weight") else 0
 
@@ -42,9 +42,9 @@ def cut_batches(
     shrink: int = 1,
     logits: int = 0,
 ) -> list[Batch]:
-    """The sample in batches for one pass on a device; each of them `shrink` times smaller than usual.
+    """Split the sample into batches for one pass on a device, `shrink` times smaller than usual.
 
-    logits  numbers that the model puts out for every token: those of a large vocabulary need small batches
+    logits  logits per token, which limit the batch size
     """
     most = BACKWARD_TOKENS if backward else FORWARD_TOKENS
     tokens = most.get(device.type, most["cpu"]) // shrink
@@ -55,8 +55,8 @@ def cut_batches(
     batches = sample.cut(max(tokens, 1), multiple=LENGTH_MULTIPLE.get(device.type, 1))
     held = sum(t.nbytes for batch in batches for t in (*batch.inputs.values(), *batch.labels.values()))
     if device.type == "cuda" and held > RESIDENT * free_bytes(device):
-        return batches  # moved one by one, as they are run
-    return [batch.to(device) for batch in batches]  # all at once: a copy between kernels would wait for them
+        return batches  # moved one by one when they are run
+    return [batch.to(device) for batch in batches]  # moved in advance: copies between kernels would synchronise
 
 
 def batches_that_fit(
@@ -68,13 +68,13 @@ def batches_that_fit(
     sums: bool = False,
     logits: int = 0,
 ) -> Iterator[AbstractContextManager[list[Batch]]]:
-    """Attempts at a stage over the sample; when memory runs out in one, the next has batches half as large.
+    """Attempts at a stage over the sample; if memory runs out, the next has batches of half the size.
 
         for attempt in batches_that_fit(sample, device, backward=True):
             with attempt as batches:
                 found = stage(batches)
 
-    sums  several processes wait for each other's in this stage, so that one of them cannot run it again
+    sums  the stage has collectives, so that a single process cannot repeat it
     """
     shrink, done = 1, False
 
@@ -108,11 +108,11 @@ def batches_that_fit(
 
 
 def out_of_memory(error: Exception) -> bool:
-    """A GPU has an error class of its own for this; on a CPU, torch only has words."""
+    """Whether memory ran out; on a CPU torch raises only a RuntimeError with a message."""
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "DefaultCPUAllocator" in str(error)
 
 
 def free_bytes(device: torch.device) -> int:
-    """What a GPU has left: free memory, and what this process's allocator has reserved but does not use."""
+    """Free GPU memory, including memory that this process's allocator has reserved but does not use."""
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(torch.cuda.mem_get_info(device)[0]) + unused

@@ -1,8 +1,8 @@
-"""Second moments of one sublayer: all that tuning and refitting need to know of the sample.
+"""Second moments of one sublayer: the sufficient statistics of tuning and refitting.
 
-With `h` [tokens, n] the input of the output projection and `y` [tokens, D] what it should give, both least-squares
-problems (Eq. 12, and the ridge refit) are functions of h^T h, h^T y and a few sums. Those are added up over batches,
-so the tall matrices never exist at once.
+With `h` [tokens, n] the input of the output projection and `y` [tokens, D] its target, both least-squares problems
+(Eq. 12, and the ridge refit) are functions of h^T h, h^T y and a few sums. These are accumulated over batches, so the
+tall matrices are never stored.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from shearling.engine.precision import add_gram_and_cross_
 
 
 def scaled(rows: Tensor, factors: Tensor) -> Tensor:
-    """[t, n], every row times its factor [t], in the precision of the rows."""
+    """[t, n]: rows multiplied by factors [t], in the dtype of the rows."""
     return rows * factors.to(rows.dtype)[:, None]
 
 
 @dataclass
 class Moments:
-    """Sums over tokens; `ones` stands for the column of the bias."""
+    """Sums over tokens."""
 
     gram: Tensor  # h^T h [n, n]
     cross: Tensor  # h^T y [n, D]
@@ -34,7 +34,7 @@ class Moments:
 
     @staticmethod
     def zeros(n: int, out: int, like: Tensor) -> Moments:
-        """No tokens yet. Sums keep float64 where the model has it, and float32 otherwise."""
+        """Empty sums: float64 for a float64 model, float32 otherwise."""
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
 
         def zero(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
@@ -44,9 +44,9 @@ class Moments:
         return Moments(zero(n, n), zero(n, out), zero(n), zero(out), zero(dtype=wide), zero(dtype=wide))
 
     def add(self, h: Tensor, y: Tensor, weights: Tensor | None = None) -> None:
-        """Take in some tokens: h [t, n], y [t, D]; each counts once, or as much as its weight [t] says."""
+        """Add tokens h [t, n], y [t, D], optionally with weights [t]."""
         dtype = self.gram.dtype
-        roots = None if weights is None else weights.sqrt().to(h.dtype).to(dtype)  # rounded alike in all sums
+        roots = None if weights is None else weights.sqrt().to(h.dtype).to(dtype)  # the same rounding in all sums
         if roots is not None:
             h, y = scaled(h, roots), scaled(y, roots)
         add_gram_and_cross_(self.gram, self.cross, h, y)
@@ -60,7 +60,7 @@ class Moments:
         return Moments(*(a + b for a, b in zip(mine, theirs, strict=True)))
 
     def add_up(self) -> None:
-        """Over all processes."""
+        """All-reduce over processes."""
         add_up(self._all())
 
     def _all(self) -> tuple[Tensor, ...]:
@@ -82,5 +82,5 @@ class Moments:
         )
         full = torch.cat([weight.double(), edge[:, None]], 1)  # [D, n + 1]
         total = ((full @ gram) * full).sum() - 2 * (full * cross.T).sum() + self.y_squared
-        # A difference of large sums: where the fit is perfect, rounding may dip below zero.
+        # A difference of large sums: rounding may make it negative for a perfect fit.
         return float(total.clamp_min(0) / self.count.clamp_min(1e-30))

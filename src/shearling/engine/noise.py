@@ -1,4 +1,4 @@
-"""Tokens replaced by others: fits then see more of a model than the texts of the sample show."""
+"""Random token replacement: fits then cover more of the model's input space than the sample."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from shearling.sample.batch import Batch, uniform
 
-SEED = 0x6E6F697365  # of the random tokens; other draws for the same example come from other streams
+SEED = 0x6E6F697365  # keeps this stream apart from other draws for the same example
 
 
 def noised(tokens: Tensor, movable: Tensor, share: float, generator: torch.Generator) -> Tensor:
-    """A share of the tokens [n, S] replaced by those that other examples have in their place."""
+    """Replace a share of the tokens [n, S] by those of other examples at the same position."""
     order = torch.randperm(len(tokens), generator=generator)
     partner = torch.empty_like(order)
     partner[order] = order.roll(1)  # a cycle: no example is its own partner
@@ -23,16 +23,16 @@ def noised(tokens: Tensor, movable: Tensor, share: float, generator: torch.Gener
 
 
 def special_tokens(config: Any) -> set[int]:
-    """The tokens that a config, or one of its parts, gives a meaning to."""
+    """The special token ids in a configuration and its sub-configurations."""
     parts = [config, *(getattr(config, name) for name in getattr(config, "sub_configs", {}) if hasattr(config, name))]
     values = [value for part in parts if part for name, value in vars(part).items() if name.endswith("_token_id")]
     return {one for value in values for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)}
 
 
 def with_random_tokens(batch: Batch, share: float, model: Any) -> Batch:
-    """About every other text of the batch with a share of its tokens replaced by any of the model's vocabulary.
+    """Replace a share of the tokens by random ones of the vocabulary, in about every other text.
 
-    What becomes of a text follows from its number alone, so batches may be cut in any way.
+    The result for a text depends only on its index, not on how batches are formed.
     """
     ids = batch.inputs["input_ids"]
     drawn = uniform(batch.indices, 1 + 2 * ids.shape[1], SEED).to(ids.device)

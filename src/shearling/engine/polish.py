@@ -1,8 +1,7 @@
 """Polish: distil the student from the teacher on the same unlabelled sample, end to end, after the repair.
 
-A repair fits one projection at a time; what is left is the interplay of the layers. One example in eight is kept out
-to judge by the distance of the outputs, and the best state by that judge stays: on those examples the student is never
-worse than it was before.
+A repair fits one projection at a time and ignores interactions between layers. One example in eight is held out; the
+state with the smallest distance of the outputs on these examples is kept, so that the student never gets worse on them.
 """
 
 from __future__ import annotations
@@ -24,27 +23,30 @@ from shearling.errors import InputError
 from shearling.models.structure import Structure
 from shearling.sample.sample import Sample
 
-Polish = Literal["auto", "off"] | int | str  # how long: passes, or seconds as "30s"
+Polish = Literal["auto", "off"] | int | str  # number of passes, or seconds as "30s"
 PASSES = 40  # on a GPU
-MANY = 20  # passes from which on noise pays: fewer are better spent on the sample as it is
-FEWEST = 4  # fewer gain nothing (docs/method.md)
-ROOM = 1.35  # dense passes' worth of student passes that a CPU does: about what measuring and refitting take
-OVERHEAD = 0.15  # of a dense pass, in a student's that has no unit left
-# Nats an example: the estimated loss from which on "auto" polishes. The few passes of a CPU gain nothing on less.
+MANY = 20  # minimum passes for noise; with fewer passes the original sample is better
+FEWEST = 4  # fewer passes gain nothing (docs/method.md)
+ROOM = 1.35  # duration on a CPU in dense passes: about that of measuring and refitting
+OVERHEAD = 0.15  # duration of a pass without units, in dense passes
+# Nats per example: "auto" polishes above this estimated loss. On a CPU the few passes gain nothing below it.
 WORTH = {"cpu": 0.025, "cuda": 0.01}
-PATIENCE = 1.5  # times the seconds asked for, before it ends early
+PATIENCE = 1.5  # factor of the requested seconds after which it ends early
 
 
 @dataclass(frozen=True)
 class Polished:
-    """What came of it. The judge is the distance of the outputs on the examples kept out."""
+    """The result: distance of the outputs on the held-out examples before and after, passes, seconds.
+
+    why  the reason if it did not run or ended early
+    """
 
     before: float | None
     after: float | None
     passes: int
     seconds: float
     examples: int
-    why: str = ""  # it ran, did not run, or ended early
+    why: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The record's `polish`."""
@@ -52,7 +54,7 @@ class Polished:
 
 
 def checked_polish(polish: Polish) -> Polish:
-    """A setting that makes sense."""
+    """Check a setting."""
     seconds_of(polish)
     if isinstance(polish, bool) or (isinstance(polish, int) and polish < 1):
         raise InputError(_ASKED.format(polish))
@@ -60,7 +62,7 @@ def checked_polish(polish: Polish) -> Polish:
 
 
 def seconds_of(polish: Polish) -> float | None:
-    """The seconds asked for; None where something else was."""
+    """The seconds of a setting such as "30s"; None for other settings."""
     if isinstance(polish, int) or polish in ("auto", "off"):
         return None
     try:
@@ -88,12 +90,12 @@ def polish(
     seed: int = 0,
     progress: Progress = silent,
 ) -> Polished:
-    """Change the student in place; on the examples kept out it is never worse than it was.
+    """Train the student in place; it never gets worse on the held-out examples.
 
-    sample  all of it, also where several processes share the work: each takes the same steps
-    share   what a pass of the student costs of a dense one; on a CPU, cheaper students get more passes
-    expected_loss  in nats an example, by which "auto" decides; without an estimate it polishes
-    precision  of the teacher's passes and of the student's steps, where the hardware has it
+    sample  the whole sample, also with several processes: each takes the same steps
+    share   cost of a student's pass relative to a dense one; on a CPU, cheaper students get more passes
+    expected_loss  in nats per example, for "auto"; without an estimate it polishes
+    precision  of the teacher's passes and of the student's steps, if the hardware has it
     """
     worth = WORTH.get(device_of(student.model).type, WORTH["cpu"])
     if setting == "auto" and expected_loss is not None and expected_loss < worth:
@@ -108,7 +110,7 @@ def polish(
     while True:
         try:
             found = _polish(teacher, student, sample, passes, seconds_of(setting), precision, recipe, seed, progress)
-        except KeyboardInterrupt:  # outside the passes: the student is as it was
+        except KeyboardInterrupt:  # outside the passes: the student is unchanged
             why = "interrupted before it was done; the weights are as they were"
             return Polished(None, None, 0, 0.0, sample.examples, why)
         except RuntimeError as error:
@@ -139,7 +141,7 @@ def _polish(
         kernels(student.model, recipe.precision),
         trainable(student.model) as weights,
         Observed(teacher, precision, beside=student).watched() as dense,
-        Observed(student, "float32").watched() as pruned,  # half precision is the distiller's matter
+        Observed(student, "float32").watched() as pruned,  # the distiller handles half precision
     ):
         distiller = Distiller(dense, pruned, sample, weights, recipe, seed)
         if limit is not None:
@@ -154,9 +156,9 @@ def _polish(
 
 
 def _passes(setting: Polish, share: float, device: torch.device) -> int:
-    """As many as asked for; a GPU does 40, a CPU as many as take about as long as everything before, or none.
+    """The requested passes; by default 40 on a GPU, and on a CPU as many as take about as long as the run so far, or 0.
 
-    The number follows from the sizes alone, never from a clock, so that a run can be repeated.
+    The number depends only on sizes, not on timing, so that runs are reproducible.
     """
     if isinstance(setting, int):
         return setting

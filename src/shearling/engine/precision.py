@@ -1,4 +1,4 @@
-"""Precision of the passes over the sample: TF32, bfloat16, and sums of products that keep float32."""
+"""Precision of the passes over the sample: TF32, bfloat16, and Gram matrices with float32 accuracy."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Of the products in passes over the sample, where the hardware has it: TF32 on GPUs, bfloat16 also on some CPUs.
+# Of matrix products in passes over the sample, if the hardware has it: TF32 on GPUs, bfloat16 also on some CPUs.
 Precision = Literal["float32", "tf32", "bfloat16"]
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
 EXACT_ROWS = 4096  # rows per bfloat16 GEMM; the chunks are summed in float32
-SPLIT_ROWS = 8 * EXACT_ROWS  # rows split into high and low parts at once
-BLOCK = 512  # columns of a Gram matrix that a CPU computes at a time
+SPLIT_ROWS = 8 * EXACT_ROWS  # rows per split into high and low parts
+BLOCK = 512  # columns of a Gram matrix per block on a CPU
 COLUMN_MULTIPLE = 8  # tensor cores are slow for other column counts
 
 
 @contextmanager
 def kernels(model: nn.Module, precision: Precision) -> Iterator[None]:
-    """Which kernels the passes of a model run on its device, forward and backward.
+    """Select the kernels of a model's forward and backward passes.
 
-    GPU: TF32 for float32 products unless float32 is asked for; not cuDNN's attention, which builds a plan for every new
-    shape, and that takes longer than the pass.
-    CPU: attention in float32 also where the products around it are bfloat16, because the backward pass of PyTorch's
-    bfloat16 attention takes a CPU up to ten times as long, for up to 128 tokens.
+    GPU: TF32 for float32 products unless float32 is requested, and no cuDNN attention: it builds a plan for every new
+    shape, which takes longer than the pass.
+    CPU: float32 attention, even if all other products are bfloat16: for up to 128 tokens, the backward pass of bfloat16
+    attention in PyTorch takes up to ten times as long.
     """
     before, planned = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
     attention, device = F.scaled_dot_product_attention, next(model.parameters()).device
@@ -74,7 +74,7 @@ def cpu_has_bfloat16() -> bool:
 
 
 def used_precision(model: nn.Module, precision: Precision) -> str:
-    """The precision that passes over the sample really have: the model's own, where the device lacks what is asked."""
+    """The precision actually used: the model's own if the device does not support the requested one."""
     parameter = next(model.parameters())
     if parameter.dtype == torch.float32:
         if precision == "bfloat16" and has_bfloat16(parameter.device):
@@ -85,13 +85,13 @@ def used_precision(model: nn.Module, precision: Precision) -> str:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As options and records have it: `float32`."""
+    """The name of a dtype in options and records: `float32`."""
     return str(dtype).removeprefix("torch.")
 
 
 @contextmanager
 def half_precision(module: nn.Module, precision: Precision) -> Iterator[None]:
-    """bfloat16, if asked for and supported, for the products in a float32 module; norms and residuals stay float32."""
+    """bfloat16 autocast of a float32 module, if requested and supported; norms and residuals stay float32."""
     parameter = next(module.parameters())
     suits = precision == "bfloat16" and parameter.dtype == torch.float32 and has_bfloat16(parameter.device)
     with torch.autocast(parameter.device.type, torch.bfloat16, enabled=suits):
@@ -108,10 +108,10 @@ def as_multiplied(values: Tensor, precision: Precision) -> Tensor:
 
 
 class HalfWeights:
-    """bfloat16 copies of a model's float32 weights, which stand in for them while a step computes its gradients.
+    """bfloat16 copies of a model's float32 weights, used in their place for computing gradients.
 
-    Unlike under autocast, hidden states and norms are bfloat16 too, so that a step moves half as many bytes. The
-    optimiser changes the float32 weights; `update` brings the copies up to date.
+    Unlike with autocast, hidden states and norms are bfloat16 too, which halves the memory traffic. The optimiser
+    updates the float32 weights; `update` copies them.
     """
 
     def __init__(self, model: nn.Module, weights: Sequence[Tensor]) -> None:
@@ -124,7 +124,7 @@ class HalfWeights:
 
     @contextmanager
     def standing_in(self) -> Iterator[None]:
-        """The model's parameters are the copies."""
+        """Use the copies as the model's parameters."""
         try:
             self._put(self._half)
             yield
@@ -132,7 +132,7 @@ class HalfWeights:
             self._put(self._full)
 
     def update(self) -> None:
-        """Round the float32 weights anew."""
+        """Update the copies from the float32 weights."""
         torch._foreach_copy_([half for half, _ in self._changing], [full for _, full in self._changing])
 
     def _put(self, tensors: Sequence[Tensor]) -> None:
@@ -157,9 +157,9 @@ def add_gram_(total: Tensor, a: Tensor) -> None:
 def add_gram_and_cross_(gram: Tensor, cross: Tensor, h: Tensor, y: Tensor) -> None:
     """gram += h^T h and cross += h^T y, for h [rows, n] and y [rows, m].
 
-    In the precision of the sums; on a GPU nearly so, at the speed of bfloat16: a float32 is split into two bfloat16,
-    high + low, and only low times low is left out. That keeps 16 bits of mantissa, where TF32 has 10 and leaves Gram
-    matrices indefinite. What is bfloat16 already has no low part. On a CPU, only what is bfloat16 already gains.
+    On a GPU, with nearly float32 accuracy at the speed of bfloat16: a float32 is split into two bfloat16, high + low,
+    and only the product low x low is dropped. This keeps 16 bits of mantissa; TF32 has 10, which makes Gram matrices
+    indefinite. bfloat16 inputs have no low part. On a CPU, only bfloat16 inputs use bfloat16 products.
     """
     if not _in_parts(gram, h):
         with _exact_products(gram, h):
@@ -185,7 +185,7 @@ def add_gram_and_cross_(gram: Tensor, cross: Tensor, h: Tensor, y: Tensor) -> No
 
 
 def _add_symmetric_(total: Tensor, a: Tensor) -> None:
-    """total += a^T a; of a large matrix on a CPU, the blocks below the diagonal are computed and mirrored."""
+    """total += a^T a; for a large matrix on a CPU, only one half is computed."""
     n = len(total)
     if total.device.type != "cpu" or n < 2 * BLOCK:
         total.addmm_(a.T, a)
@@ -212,7 +212,7 @@ def _exact_products(total: Tensor, *factors: Tensor) -> Iterator[None]:
 
 
 def _in_parts(total: Tensor, a: Tensor) -> bool:
-    """Whether products are summed from bfloat16 parts: on a GPU."""
+    """Whether products are computed from bfloat16 parts, as on a GPU."""
     exact = torch.get_float32_matmul_precision() == "highest"
     return not exact and total.dtype == torch.float32 and a.device.type == "cuda" and has_bfloat16(a.device)
 
@@ -225,7 +225,7 @@ class Parts(NamedTuple):
 
 
 def _split(a: Tensor) -> Parts:
-    """In chunks of rows, filled with zeros up to whole chunks and to columns that tensor cores are fast at."""
+    """Split into chunks of rows, zero-padded to whole chunks and to a multiple of columns for tensor cores."""
     missing = -len(a) % EXACT_ROWS if len(a) > EXACT_ROWS else 0
     if missing or a.shape[1] % COLUMN_MULTIPLE:
         a = F.pad(a, (0, -a.shape[1] % COLUMN_MULTIPLE, 0, missing))
@@ -245,9 +245,9 @@ def _gram(a: Parts) -> Tensor:
 def _products(a: Tensor, b: Tensor) -> Tensor:
     """a^T b in float32, [columns of a, columns of b].
 
-    Chunk by chunk: tensor cores truncate while they accumulate, so long sums would drift.
+    In chunks, because tensor cores truncate while accumulating, so long sums would drift.
     """
     if a.device.type == "cuda" and "dtype" in torch.ops.aten.bmm.overloads():  # from torch 2.8 on
         return torch.bmm(a.mT, b, out_dtype=torch.float32).sum(0)
     with torch.autocast(a.device.type, enabled=False):
-        return torch.bmm(a.mT.float(), b.float()).sum(0)  # TF32 holds a bfloat16 exactly, too
+        return torch.bmm(a.mT.float(), b.float()).sum(0)  # TF32 represents bfloat16 exactly

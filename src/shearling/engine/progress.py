@@ -1,4 +1,4 @@
-"""A run's stages: how long each took, and how far the current one is."""
+"""Stages of a run: their durations, and the progress of the current one."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Watcher = Callable[[str, int, int], None]  # (stage, done, total)
 
 
 def silent(done: int, total: int) -> None:
-    """Progress that is not shown."""
+    """Ignore progress."""
 
 
 def _wait_for_gpus() -> None:
-    """Wait until all GPUs in use have finished; a model may be on any of them, or on several."""
+    """Synchronise all GPUs in use; a model may be on several."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         for number in range(torch.cuda.device_count()):
             if torch.cuda.memory_allocated(number):
@@ -27,14 +27,14 @@ def _wait_for_gpus() -> None:
 
 
 class Stages:
-    """Times stages by name; a name used twice adds up."""
+    """Times stages by name; repeated names accumulate."""
 
     def __init__(self, watcher: Watcher | None = None) -> None:
         self.seconds: dict[str, float] = {}
         self._watcher = watcher
 
     def say(self, words: str) -> None:
-        """A remark for whoever watches: beside the bars where there are some, else in the log."""
+        """Show a message beside the progress bars, or log it if there are none."""
         getattr(self._watcher, "say", logger.info)(words)
 
     @contextmanager

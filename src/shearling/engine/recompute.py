@@ -1,4 +1,4 @@
-"""Gradients without keeping what every layer computed: a layer's inside is computed again on the way back."""
+"""Gradient checkpointing: recompute a layer's activations in the backward pass instead of storing them."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from shearling.engine.layerwise import replaced
 from shearling.models.structure import Structure
 from shearling.sample.batch import Batch
 
-MOST = 2**30  # bytes inside the layers that a CPU keeps; a GPU has its own limit in the size of its batches
+MOST = 2**30  # bytes of activations that a CPU stores; on a GPU the batch size is the limit
 
 
 def kept_bytes(structure: Structure, tokens: int) -> int:
-    """About what a backward pass needs of the layers' insides, for so many tokens, in float32.
+    """Approximate bytes of activations stored for a backward pass over `tokens` tokens, in float32.
 
-    A sublayer keeps what goes into its non-linear parts: some six vectors as wide as the residual, and three as wide
-    as its units together (of a gated FFN: both factors and the activation; of attention: queries, keys and values).
+    A sublayer stores about six vectors of the residual's width, and three of its units' total width (gated FFN: both
+    factors and the activation; attention: queries, keys and values).
     """
     sublayers = structure.sublayers
     return 4 * tokens * sum(s.repeats * (6 * s.weight.shape[0] + 3 * s.units * s.width) for s in sublayers)
 
 
 def is_too_much(structure: Structure, batches: Sequence[Batch]) -> bool:
-    """Whether the insides of all layers take more of a CPU's memory than is kept, in the largest batch."""
+    """Whether the activations of all layers exceed the CPU limit in the largest batch."""
     tokens = max(batch.inputs["input_ids"].numel() if "input_ids" in batch.inputs else 0 for batch in batches)
     return kept_bytes(structure, tokens) > MOST
 
 
 @contextmanager
 def recomputed(structure: Structure) -> Iterator[None]:
-    """Have every layer keep its input alone. Hooks inside a layer run again while gradients are computed."""
+    """Make every layer store only its input. Hooks inside a layer run again during the backward pass."""
     with ExitStack() as places:
         for layer in dict.fromkeys(layer for stack in structure.stacks for layer in stack.layers):
             places.enter_context(replaced(layer, partial(checkpoint, layer.forward, use_reentrant=False)))

@@ -1,11 +1,11 @@
 """Run teacher and student layer by layer, and repair the student's sublayers from the first layer to the last.
 
-A repair sees the student's own activations, with the errors of the layers before, and the undamaged teacher's. It
-comes at two places of a sublayer:
+A repair uses the student's own activations, with the errors of the layers before, and the teacher's. It applies at two
+places of a sublayer:
 
     into the units       the student's input z_S against the teacher's z_T
     out of the units     the student's h_S against y = o_T + x_T - x_S      (o: output, x: residual input; Eq. 12)
-                         or against o_T alone, where a norm stands between o and x (`Sublayer.follows`)
+                         or against o_T alone, with a norm between o and x (`Sublayer.follows`)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shearling.sample.batch import Batch
 
 @dataclass(frozen=True)
 class Damaged:
-    """A sublayer of the student at one of its two places, with the moments to fit and those held out."""
+    """A sublayer of the student at one of the two places, with the moments of the fitted and held-out examples."""
 
     sublayer: Sublayer
     into_units: bool
@@ -50,19 +50,18 @@ def damaged_sublayers(
     states: TeacherStates | None = None,
     power: float = 0.0,
 ) -> Iterator[Iterator[Damaged]]:
-    """The places to repair, one after another: what follows sees the sublayer as it was left.
+    """Iterate over the places to repair; later ones see the repaired sublayers.
 
         with damaged_sublayers(teacher, student, batches) as places:
             for place in places:
                 place.sublayer.write(...)
 
-    realign  stop on the way into the units too, where the inputs can be changed
-    states   of the teacher, kept from one call to the next over the same batches
-    power    a token of an example of n tokens counts n ** -power: with 1, examples count alike, however long
+    realign  also yield the places into the units, where the inputs can be changed
+    states   cache of the teacher's tensors between calls over the same batches
+    power    tokens of an example of n tokens are weighted by n ** -power; 1 weights examples equally
 
-    Sublayers before the first that lost a unit see no error and lost nothing: they are passed over. Where whole layers
-    are gone, the layer that follows is repaired against its own teacher, and so takes over what they added to the
-    residual.
+    Layers before the first pruned one are skipped. After removed layers, the next layer is repaired against its own
+    teacher layer, and so takes over what they added to the residual.
     """
     with frozen(teacher.model), frozen(student.model), torch.inference_mode(), kernels(teacher.model, precision):
         here = [batch.held_out_last().to(device_of(teacher.model)) for batch in batches]
@@ -85,7 +84,7 @@ def _places(
     done, damaged = 0, False
     for number, (dense, pruned) in enumerate(zip(teacher.stacks, student.stacks, strict=True)):
         run_t = start_run(teacher.model, dense, batches, precision)
-        # The first stack's inputs are embeddings, which pruning leaves alone; a decoder sees the pruned encoder.
+        # The first stack's inputs are embeddings, which are not pruned; a decoder reads the pruned encoder.
         if number == 0 or not damaged:
             run_s = LayerwiseRun(run_t.hidden.copy(), _calls_of(pruned, run_t.calls), precision)
         else:
@@ -116,7 +115,7 @@ def _places(
 
 
 def _lost_units(dense: Stack, pruned: Stack, depth: int) -> bool:
-    """Whether a layer lost units; where layers share weights, any loss shows at every depth."""
+    """Whether a layer lost units; with shared weights, at any depth."""
     depths = range(len(pruned.sublayers)) if pruned.repeats > 1 else (depth,)
     return any(
         after.units < before.units
@@ -126,12 +125,12 @@ def _lost_units(dense: Stack, pruned: Stack, depth: int) -> bool:
 
 
 def _calls_of(pruned: Stack, calls: list[list[LayerCall]]) -> list[list[LayerCall]]:
-    """How the student's layers are called, from how the dense model's are."""
+    """The arguments of the student's layers, from those of the dense model's."""
     return [[one[i] for i in pruned.dense_numbers] if len(one) > 1 else one for one in calls]
 
 
 def _advance(stack: Stack, depth: int, runs: Sequence[LayerwiseRun]) -> None:
-    """Past a layer of the dense model: the teacher alone where the student lacks it, both where they are the same."""
+    """Advance past a layer of the dense model: only the teacher if the student lacks it, both if they are equal."""
     if stack.repeats > 1:
         return
     last = len(stack.sublayers[depth]) - 1
@@ -143,7 +142,7 @@ def _advance(stack: Stack, depth: int, runs: Sequence[LayerwiseRun]) -> None:
 
 
 def target(sublayer: Sublayer, teacher: Captured, student: Captured) -> Tensor:
-    """What the output of the student's sublayer should be."""
+    """The target of the student's output."""
     if sublayer.follows == "output":
         return teacher.o  # type: ignore[return-value]
     return teacher.o + teacher.x - student.x  # type: ignore[operator]
@@ -153,9 +152,9 @@ def target(sublayer: Sublayer, teacher: Captured, student: Captured) -> Tensor:
 class _Pair:
     """One sublayer in both models.
 
-    number, depth, part  its stack, its layer in the dense model's stack, and its part of the layer
-    at     its layer in the student's stack
-    power  a token of an example of n tokens counts n ** -power
+    number, depth, part  indices of its stack, its layer in the dense model's stack, and its part of the layer
+    at     index of its layer in the student's stack
+    power  tokens of an example of n tokens are weighted by n ** -power
     """
 
     dense: Stack
@@ -171,7 +170,7 @@ class _Pair:
     power: float = 0.0
 
     def into_units(self) -> tuple[Moments, Moments]:
-        """Moments of z_S against z_T: (to fit, held out)."""
+        """Moments of z_S against z_T: (fit, held out)."""
         size = self._sublayer.weight.shape[0]
 
         def pairs(batch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -181,7 +180,7 @@ class _Pair:
         return self._moments(size, size, pairs)
 
     def out_of_units(self, *, advance_teacher: bool) -> tuple[Moments, Moments]:
-        """Moments of h_S against y; the teacher moves on to the next layer if asked to."""
+        """Moments of h_S against y; optionally advances the teacher to the next layer."""
         columns = self._sublayer.units * self._sublayer.width
 
         def pairs(batch: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -193,13 +192,13 @@ class _Pair:
         return self._moments(columns, self._sublayer.weight.shape[0], pairs)
 
     def advance_student(self, *, last: bool) -> None:
-        """Past the repaired sublayer: to the next layer, or to where its core is finished."""
+        """Advance past the repaired sublayer: to the next layer, or cache its core's output."""
         for batch in range(len(self.batches)):
             done = (self.part, batch)
             if last:
                 hidden = run_layer(self.pruned, self.at, self.part, self.run_s, batch, "end").hidden
                 self.run_s.hidden[batch] = hidden  # type: ignore[assignment]
-            elif self._sublayer.out_in_core and done not in self.run_s.finished:  # its output was not final yet
+            elif self._sublayer.out_in_core and done not in self.run_s.finished:  # its output was not repaired yet
                 run_layer(self.pruned, self.at, self.part, self.run_s, batch, "out")
 
     @property
@@ -207,12 +206,12 @@ class _Pair:
         return self.pruned.sublayers[self.at][self.part]
 
     def _both(self, batch: int, teacher: Point, student: Point) -> Iterator[tuple[Captured, Captured]]:
-        """The sublayer in the teacher and in the student, each run up to a point."""
+        """Run the sublayer in teacher and student, each up to a point."""
         captured = self._teacher(batch, teacher)
         yield captured, run_layer(self.pruned, self.at, self.part, self.run_s, batch, student)
 
     def _teacher(self, batch: int, point: Point) -> Captured:
-        """The sublayer in the teacher; not run again where an earlier pass has shown it."""
+        """The sublayer in the teacher, from the cache if possible."""
         key = (self.number, self.depth, self.part, batch, point)
         captured = None if self.states is None else self.states.get(key)
         if captured is None:
@@ -243,10 +242,10 @@ class _Pair:
 
 
 class _SharedPair(_Pair):
-    """One sublayer that runs at several depths: all of them count in one fit.
+    """One sublayer that runs at several depths, which all enter one fit.
 
-    The student is shown what enters the layer in the teacher. Its own inputs would change at every depth with the
-    weights that are being fitted, and the fit would be to inputs that are never seen again.
+    The student gets the teacher's inputs of the layer: its own inputs at later depths depend on the weights that are
+    being fitted.
     """
 
     def _both(self, batch: int, teacher: Point, student: Point) -> Iterator[tuple[Captured, Captured]]:
@@ -261,4 +260,4 @@ class _SharedPair(_Pair):
             hidden = captured.hidden  # type: ignore[assignment]
 
     def _advance_teacher(self, batch: int, captured: Captured) -> None:
-        """Every fit starts before the first depth again."""
+        """Nothing to do: every fit starts at the first depth."""

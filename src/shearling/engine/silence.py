@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_transformers(*, notes: bool = False) -> Iterator[None]:
-    """No progress bars of its own, and no notes either unless they are wanted; as it was on the way out."""
+    """Disable progress bars and, unless `notes`, messages below errors; restored afterwards."""
     from transformers.utils import logging as noisy
 
     level, bars = noisy.get_verbosity(), noisy.is_progress_bar_enabled()

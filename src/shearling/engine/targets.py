@@ -1,4 +1,4 @@
-"""The sample laid out for many passes: buckets of examples of one shape, and what the teacher makes of them."""
+"""The sample prepared for many passes: buckets of examples of one shape, with the teacher's outputs and states."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ from shearling.models.structure import Structure
 from shearling.sample.batch import Batch
 from shearling.sample.sample import Group, Sample
 
-KEPT = torch.bfloat16  # hidden states of the teacher: the range of float32, and errors far below the student's
-HOST_BYTES = 4 * 2**30  # of the teacher's states, at most, on the host
+KEPT = torch.bfloat16  # of stored hidden states: float32's range, rounding far below the student's error
+HOST_BYTES = 4 * 2**30  # limit of the teacher's states on the host
 STEP = 8  # lengths are multiples of this
-SHAPES = {"cpu": 8, "cuda": 4}  # different lengths: every new one costs a GPU time, and a CPU nothing
+SHAPES = {"cpu": 8, "cuda": 4}  # buckets: on a GPU every further shape costs set-up time
 
 
 @dataclass
 class States:
-    """What a model makes of some examples: outputs as `compared` picks them, and what each layer put out."""
+    """A model's outputs for some examples, as selected by `compared`, and the output of each layer."""
 
     outputs: dict[str, Tensor]
-    hidden: list[Tensor]  # [B, S, D] each, in the order the layers ran
+    hidden: list[Tensor]  # [B, S, D] each, in execution order
 
     @property
     def bytes(self) -> int:
-        """Their size once kept."""
+        """Their size when stored."""
         return sum(KEPT.itemsize * h.numel() for h in self.hidden) + sum(o.nbytes for o in self.outputs.values())
 
 
 class Observed:
-    """A model whose layers' outputs are caught on the way.
+    """A model whose layer outputs are captured by hooks.
 
-    beside  a model that may lack some of the layers: only as many are caught, each where the other model is to be
-            after its own layer, which takes over what the missing layers behind it did
+    beside  a model that may lack some of the layers: only the corresponding outputs are captured. A layer before a gap
+            corresponds to the last layer of the gap, since it takes over the function of the missing layers
     """
 
     def __init__(self, structure: Structure, precision: Precision, *, beside: Structure | None = None) -> None:
         self.structure, self.precision, self.beside = structure, precision, beside or structure
-        self.stacks: list[int] = []  # of every layer that ran, in their order
+        self.stacks: list[int] = []  # stack of every layer, in execution order
         self._caught: list[Tensor] = []
 
     @contextmanager
     def watched(self) -> Iterator[Observed]:
-        """Hooks on every layer, removed on the way out."""
+        """Install the hooks; removed afterwards."""
         with ExitStack() as hooks:
             for number, (stack, other) in enumerate(zip(self.structure.stacks, self.beside.stacks, strict=True)):
                 after = [*other.dense_numbers[1:], len(stack.layers)] if self.beside is not self.structure else ()
@@ -81,9 +81,9 @@ class Observed:
 
 
 class MadeOn(TorchFunctionMode):
-    """Ranges and numbers that a model makes on the host, such as positions, are made on the GPU.
+    """Create ranges and scalars that a model makes on the host, such as positions, on the GPU instead.
 
-    A copy from the host could not be recorded in a CUDA graph.
+    Copies from the host cannot be recorded in a CUDA graph.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -101,13 +101,13 @@ class MadeOn(TorchFunctionMode):
 
 @dataclass
 class Bucket:
-    """Examples padded to one length, with the teacher's states for them.
+    """Examples padded to one length, with the teacher's states.
 
-    fit, judging  places of the examples to fit and of those held out, on the host
-    real          for every layer, [n, S]: which tokens are not padding; None when all are
-    tokens        of one example, padding included
-    logits        that one example makes
-    kept          the teacher's states; None where it runs anew for every batch
+    fit, judging  indices of the examples to fit and of those held out, on the host
+    real          per layer, [n, S]: which tokens are not padding; None when all are
+    tokens        per example, padding included
+    logits        per example
+    kept          the teacher's states; None if the teacher runs again for every batch
     """
 
     batch: Batch
@@ -120,23 +120,23 @@ class Bucket:
     kept: States | None = None
 
     def pick(self, rows: Tensor) -> Batch:
-        """The examples at these places, given on the device they are wanted on."""
+        """The examples `rows`, on the device of `rows`."""
         return _picked(self.batch, rows)
 
     def wanted(self, rows: Tensor, batch: Batch) -> States:
-        """The teacher's states for the examples at these places; those of padding are zero."""
+        """The teacher's states for the examples `rows`; zero at padding."""
         if self.kept is None:
             return self._seen(rows, batch)
         outputs = {name: _take(value, rows) for name, value in self.kept.outputs.items()}
         return States(outputs, [_take(value, rows) for value in self.kept.hidden])
 
     def real_tokens(self, rows: Tensor) -> list[Tensor | None]:
-        """For every layer, [B, S] of the examples at these places; layers with the same mask share it."""
+        """Per layer, [B, S]: the real tokens of the examples `rows`; layers with the same mask share it."""
         taken = {id(real): _take(real, rows) for real in self.real if real is not None}
         return [None if real is None else taken[id(real)] for real in self.real]
 
     def add_noise(self, noise: float, generator: torch.Generator) -> None:
-        """Put new noise on the tokens of the examples to fit."""
+        """Draw new random tokens for the examples to fit."""
         ids = self.batch.inputs.get("input_ids")
         if noise and ids is not None and len(self.fit) > 1:
             at = self.fit.to(ids.device)
@@ -144,12 +144,12 @@ class Bucket:
 
     @cached_property
     def clean(self) -> Tensor:
-        """[fit, S], host: the tokens of the examples to fit, before any noise."""
+        """[fit, S], host: the original tokens of the examples to fit."""
         return self.batch.inputs["input_ids"][self.fit.to(self.batch.inputs["input_ids"].device)].cpu()
 
     @cached_property
     def movable(self) -> Tensor:
-        """[fit, S], host: which of them are real and have no special meaning."""
+        """[fit, S], host: which of them are neither padding nor special tokens."""
         special = torch.tensor(sorted(special_tokens(self.teacher.structure.model.config)))
         mask = self.batch.masks.get("attention_mask")
         plain = ~torch.isin(self.clean, special)
@@ -157,7 +157,7 @@ class Bucket:
         return plain & mask[self.fit].bool() if fits else plain  # type: ignore[index]
 
     def fill(self, rows: Tensor) -> None:
-        """Run the teacher over the examples at these places and keep its states, if they are kept at all."""
+        """Run the teacher on the examples `rows` and store its states, if states are stored."""
         if self.kept is None:
             return
         states = self._seen(rows, self.pick(rows))
@@ -175,7 +175,7 @@ class Bucket:
         return States(states.outputs, hidden)
 
     def resident(self, device: torch.device) -> bool:
-        """Whether everything a step needs is on this device already."""
+        """Whether everything a step needs is on this device."""
         if self.kept is None:
             return False
         tensors = [*self.batch.inputs.values(), *self.kept.hidden, *self.kept.outputs.values()]
@@ -191,7 +191,7 @@ def _take(values: Tensor, rows: Tensor) -> Tensor:
 
 
 def buckets_of(teacher: Observed, sample: Sample, most_tokens: int) -> list[Bucket]:
-    """The sample by length, in a few shapes; what the teacher makes of the examples held out is there already."""
+    """Split the sample by length into a few buckets; the teacher's states of the held-out examples are filled in."""
     device = device_of(teacher.structure.model)
     shapes = SHAPES.get(device.type, SHAPES["cpu"])
     batches = [batch for group in sample.groups for batch in _by_length(group, shapes)]
@@ -217,7 +217,7 @@ def _by_length(group: Group, shapes: int) -> list[Batch]:
 
 
 def _edges(lengths: Tensor, most: int) -> list[int]:
-    """At most so many lengths that examples are padded to, with little padding: the cheapest neighbours are merged."""
+    """At most `most` lengths to pad to; neighbours are merged greedily by the padding this adds."""
     rounded = (lengths + STEP - 1) // STEP * STEP
     edges, counts = (found.tolist() for found in rounded.unique(return_counts=True))
     while len(edges) > most:
@@ -230,7 +230,7 @@ def _edges(lengths: Tensor, most: int) -> list[int]:
 
 
 def _bucket(teacher: Observed, batch: Batch, first: States, place: torch.device | None) -> Bucket:
-    """A bucket with room for the teacher's states, shaped as those of the first example."""
+    """A bucket with memory for the teacher's states, shaped as those of the first example."""
 
     def room(like: Tensor, dtype: torch.dtype) -> Tensor:
         return torch.empty((len(batch), *like.shape[1:]), dtype=dtype, device=place)
@@ -258,7 +258,7 @@ def _bucket(teacher: Observed, batch: Batch, first: States, place: torch.device 
 
 
 def _place(wanted: int, device: torch.device) -> torch.device | None:
-    """Where so many bytes fit: the device, the host, or nowhere."""
+    """The device on which `wanted` bytes fit: the given one, the host, or None."""
     if device.type == "cuda" and 2 * wanted < free_bytes(device):
         return device
     return torch.device("cpu") if wanted < HOST_BYTES else None

@@ -1,4 +1,4 @@
-"""The teacher's tensors at its sublayers, kept from one budget to the next where memory allows."""
+"""Cache of the teacher's tensors at its sublayers, reused from budget to budget where memory allows."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Key = tuple[int, int, int, int, str]  # stack, layer, part, batch, point
 
 @dataclass
 class TeacherStates:
-    """What passes of the teacher have shown; `room` is how many bytes more may be kept."""
+    """Captured tensors of the teacher; `room` is the number of bytes that may still be stored."""
 
     room: float
     _kept: dict[Key, Captured] = field(default_factory=dict)
-    _held: set[int] = field(default_factory=set)  # memory that is counted already: entries may share it
+    _held: set[int] = field(default_factory=set)  # storages counted so far; entries may share them
     _batches: list[tuple[int, ...]] = field(default_factory=list)
 
     @classmethod
     def on(cls, device: torch.device) -> TeacherStates:
-        """None yet, with room for a share of what is free."""
+        """An empty cache with room for a share of the free memory."""
         return cls(SHARE * (free_bytes(device) if device.type == "cuda" else _host_bytes()))
 
     def start(self, batches: Sequence[Batch]) -> None:
-        """A pass over these batches begins; what was kept of other ones is of no use."""
+        """Begin a pass over these batches; entries of other batches are dropped."""
         shapes = [tuple(next(iter(batch.inputs.values())).shape) for batch in batches]
         if shapes != self._batches:
             self._kept.clear()
@@ -39,11 +39,11 @@ class TeacherStates:
             self._batches = shapes
 
     def get(self, key: Key) -> Captured | None:
-        """What was captured there."""
+        """The captured tensors, or None."""
         return self._kept.get(key)
 
     def put(self, key: Key, captured: Captured) -> None:
-        """Keep what a repair reads of the teacher, if there is room."""
+        """Store what a repair reads from the teacher, if there is room."""
         kept = replace(captured, h=None)
         tensors = [t.untyped_storage() for t in (kept.z, kept.x, kept.o, kept.hidden) if t is not None]
         new = {storage.data_ptr(): storage.nbytes() for storage in tensors if storage.data_ptr() not in self._held}
@@ -54,7 +54,7 @@ class TeacherStates:
 
 
 def _host_bytes() -> int:
-    """Memory that is free on the host, as far as the system says; 0 where it does not."""
+    """Free memory of the host; 0 where the system does not say."""
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Load a GPU's libraries while the host reads the data: the first use of each takes up to a tenth of a second."""
+"""Load CUDA libraries while the host reads the data: the first use of each takes up to 0.1 s."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 
 def warm_up(device: torch.device) -> None:
-    """Start loading in a thread of its own; nothing waits for it. Does nothing for a CPU."""
+    """Start loading in a background thread; does nothing on a CPU."""
     if device.type == "cuda":
         threading.Thread(target=_touch_libraries, args=(device,), daemon=True).start()
 
 
 def _touch_libraries(device: torch.device) -> None:
-    """One small problem for every kind of kernel that the stages use."""
+    """One small problem for each library that the stages use."""
     with suppress(RuntimeError), torch.cuda.device(device), torch.inference_mode():
         small = torch.eye(16, dtype=torch.float64, device=device)[None].repeat(2, 1, 1)
         factor, _ = torch.linalg.cholesky_ex(small)

@@ -1,1 +1,1 @@
-"""Scores: metrics, exams, and two models side by side."""
+"""Evaluation: metrics, scoring on a task, comparison of two models."""

@@ -1,4 +1,4 @@
-"""Two models on the same data, side by side: agreement, score and cost."""
+"""Compare two models on the same data: agreement, score and cost."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Compared:
-    """One of the two: its score (None where the data has no labels), and its costs.
+    """One of the two models: its score (None without labels), and its costs.
 
-    batch  the shape of what it was timed on: a typical batch as this model reads the data
+    batch  shape of the batch it was timed on
     """
 
     model: str
@@ -52,8 +52,8 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """How alike the outputs are, in points: equal predictions, Spearman of numbers, or cosine of embeddings."""
+class OutputAgreement:
+    """Agreement of the outputs in percent: equal predictions, Spearman of numbers, or cosine of embeddings."""
 
     measure: str
     value: float
@@ -62,16 +62,16 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The whole of it; `agreement` is None where the two do not read the same tokens or differ in their outputs.
+    """The result; `agreement` is None if the models do not share a tokenizer or differ in their outputs.
 
-    batch    the first model's, examples before all else
-    flipped  examples that the two answer differently; None where answers are not of a kind that can be equal
+    batch    shape of the first model's timed batch
+    flipped  examples with different predictions; None for outputs that are not discrete
     """
 
     task: str
     metric: str
     examples: int
-    agreement: Agreement | None
+    agreement: OutputAgreement | None
     batch: tuple[int, ...]
     device: str
     sides: tuple[Compared, Compared]
@@ -89,7 +89,7 @@ class Comparison:
         return words(facts_of_comparison(self.to_json()))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the top of the page."""
+        """The top of the report page, for notebooks."""
         from shearling.report.facts import facts_of_comparison
         from shearling.report.page import top
 
@@ -100,9 +100,9 @@ class Comparison:
 class Side:
     """One of two models to compare.
 
-    name    what to call it
-    exam    the rows, as this model reads them
-    folder  where its files are; None for a model in memory
+    name    its name in the report
+    exam    the rows as this model reads them
+    folder  its directory; None for a model in memory
     """
 
     name: str
@@ -112,15 +112,15 @@ class Side:
 
 
 def compare(sides: Sequence[Side], watcher: Watcher = lambda stage, done, total: None) -> Comparison:
-    """Run both models on their rows. Scores need labels; agreement, sizes and times do not."""
+    """Run both models on their rows. Only scores need labels."""
     models, exam = [side.model for side in sides], sides[0].exam
     taken = [_Taken.of(side, f"model {number}", watcher) for number, side in enumerate(sides, start=1)]
-    # Only where both read the same examples in the same order, in the same words if there are words.
+    # Outputs are comparable only for the same examples in the same order, with the same vocabulary.
     words: list[Any] = [getattr(side.exam.encoder.tokenizer, "get_vocab", dict)() for side in sides]
     alike = words[0] == words[1] and np.array_equal(taken[0].batches.order, taken[1].batches.order)
-    agreed = agreement(taken[0].notes, taken[1].notes) if alike else None
+    agreed = agreement_of(taken[0].notes, taken[1].notes) if alike else None
     changed = flipped(exam, taken[0].predictions, taken[1].predictions) if agreed else None
-    # The middle batch, for they are sorted by length, without its labels.
+    # The middle batch: batches are sorted by length.
     middle = [one.batches[len(one.batches) // 2] for one in taken]
     batches = [{name: tensor for name, tensor in batch.items() if name not in LABELS} for batch in middle]
     watcher("time", 0, 1)
@@ -141,7 +141,7 @@ def compare(sides: Sequence[Side], watcher: Watcher = lambda stage, done, total:
 
 @dataclass(frozen=True)
 class _Taken:
-    """An exam taken: the score if there were labels, what the model said batch by batch, and the batches."""
+    """A model's results: the score if there are labels, its choices batch by batch, and the batches."""
 
     value: float | None
     em: float | None
@@ -184,7 +184,7 @@ class _Taken:
 
 
 def _classes(exam: Exam, notes: Sequence[Tensor], batches: Batches) -> Predictions | None:
-    """What a classifier says about rows without labels, in the order of the rows."""
+    """A classifier's predictions for rows without labels, in the order of the rows."""
     if exam.task.kind != "classification":
         return None
     names, made = exam.encoder.config.id2label, [""] * len(batches.order)
@@ -194,9 +194,9 @@ def _classes(exam: Exam, notes: Sequence[Tensor], batches: Batches) -> Predictio
 
 
 def choices(outputs: Any, batch: dict[str, Tensor], read: OutputReader) -> Tensor:
-    """What the model says, one row per decision: [n, 1] classes or numbers, [n, 2] spans, [n, D] embeddings.
+    """The model's predictions, one row per decision: [n, 1] classes or numbers, [n, 2] spans, [n, D] embeddings.
 
-    read  gives the embeddings of a model without a head
+    read  computes embeddings from the outputs of a model without a head
     """
     real = batch.get("attention_mask")
     head = head_of(outputs)
@@ -212,21 +212,21 @@ def choices(outputs: Any, batch: dict[str, Tensor], read: OutputReader) -> Tenso
     return torch.as_tensor(logits if head == "number" else logits.argmax(-1, keepdim=True))
 
 
-def agreement(first: Sequence[Tensor], second: Sequence[Tensor]) -> Agreement | None:
-    """How alike two lists of choices are; None where they are not of one kind."""
+def agreement_of(first: Sequence[Tensor], second: Sequence[Tensor]) -> OutputAgreement | None:
+    """Agreement of two lists of choices; None if their shapes differ."""
     a, b = torch.cat(list(first)), torch.cat(list(second))
     if a.shape != b.shape:
         return None
     whole = bool((a == a.round()).all() and (b == b.round()).all())
     if a.shape[-1] > 2:
-        return Agreement("cosine", 100 * float(F.cosine_similarity(a, b).mean()), len(a))
+        return OutputAgreement("cosine", 100 * float(F.cosine_similarity(a, b).mean()), len(a))
     if whole:
-        return Agreement("equal", 100 * float((a == b).all(-1).float().mean()), len(a))
-    return Agreement("spearman", 100 * float(metrics.spearman(a[:, 0].numpy(), b[:, 0].numpy())), len(a))
+        return OutputAgreement("equal", 100 * float((a == b).all(-1).float().mean()), len(a))
+    return OutputAgreement("spearman", 100 * float(metrics.spearman(a[:, 0].numpy(), b[:, 0].numpy())), len(a))
 
 
 def disk_bytes(directory: str | None, model: PreTrainedModel) -> int:
-    """The weight files of a directory; for a model from the Hub or in memory, the bytes of its parameters."""
+    """Bytes of the weight files in a directory, or of the parameters of a model from the Hub or in memory."""
     folder = None if directory is None else Path(directory)
     if folder is not None and folder.is_dir():
         files = [path for pattern in ("*.safetensors", "*.bin") for path in folder.glob(pattern)]
@@ -236,7 +236,7 @@ def disk_bytes(directory: str | None, model: PreTrainedModel) -> int:
 
 
 def _times(models: Sequence[PreTrainedModel], batches: Sequence[dict[str, Tensor]]) -> list[Times]:
-    """Each model on its own batch: the other's tokens may not be in its vocabulary."""
+    """Time each model on its own batch, since vocabularies may differ."""
     runs = [
         partial(model, **{name: tensor.to(device_of(model)) for name, tensor in batch.items()})
         for model, batch in zip(models, batches, strict=True)

@@ -32,7 +32,7 @@ from shearling.sample.batch import LABELS
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# What to do about the labels of a task's rows; the others need them.
+# Whether the encoder reads labels; default: required.
 _LABELS: dict[str, Labels] = {
     "question-answering": "ignore", "embedding": "ignore", "retrieval": "ignore", "knn": "ignore",
     "seq2seq": "optional",
@@ -40,11 +40,11 @@ _LABELS: dict[str, Labels] = {
 
 
 class Exam(Questions):
-    """Labelled rows that several models of one family are scored on: read once, tokenised once."""
+    """Labelled rows to score several models of one family on; read and tokenised once."""
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of the rows."""
+        """Fingerprint of the rows."""
         return self.rows.fingerprint()
 
     def take(
@@ -55,10 +55,7 @@ class Exam(Questions):
         compile: bool = False,  # noqa: A002
         progress: Progress = silent,
     ) -> Evaluation:
-        """Score one model, where it is unless another device is given; it is left as it was.
-
-        Of several processes the first one does it for all.
-        """
+        """Score one model, on its device unless another is given. With several processes, only rank 0 runs it."""
         progress(0, 1)
 
         def run(batches: Batches, read: OutputReader | Writer | None) -> torch.Tensor:
@@ -87,18 +84,18 @@ def make_exam(
     prefix: str | None = None,
     teacher: PreTrainedModel | None = None,
 ) -> Exam:
-    """An exam for `model` and everything pruned from it; complains about rows that do not suit its head.
+    """Create an exam for `model` and models pruned from it; raises if the rows do not suit its head.
 
-    index    of a search, or of neighbours: the model that embeds the passages, once, for all that take the exam
-    prefix   of an encoder-decoder's sources; by default that of its configuration
-    teacher  of an encoder-decoder: the dense model, to agree with and to write targets where there are none
+    index    retrieval and knn: the model that embeds the passages, once for all models
+    prefix   of an encoder-decoder's sources; default: that of its configuration
+    teacher  encoder-decoders: the dense model, for agreement and for generating missing targets
     """
     task = task_of(model, task).judged_by(metric)
     check_head(model, task)
     if task.kind == "seq2seq" and model.main_input_name != "input_ids":
         raise DataError(
-            f"{type(model).__name__} writes texts about sounds or images, and rows of these cannot be scored here; run "
-            "it on them and compare what it writes. Pruning works without --eval."
+            f"{type(model).__name__} generates text from audio or images, which cannot be scored here; compare the "
+            "texts that it generates yourself. Pruning works without --eval."
         )
     encoder = make_encoder(
         tokenizer, task, model.config, max_length=max_length, labels=_LABELS.get(task.kind, "require"),
@@ -124,10 +121,10 @@ def _run_by(model: PreTrainedModel) -> Predict:
 
 
 def output_reader(model: PreTrainedModel) -> OutputReader:
-    """What this model says about each example, whatever its head.
+    """A function that extracts the predictions from a model's outputs, for any head.
 
     Logits [examples, classes] or [examples, tokens, classes]; start and end logits stacked to [examples, tokens, 2];
-    without a head, the embeddings [examples, hidden] by the model's own pooling.
+    without a head, embeddings [examples, hidden] by the model's own pooling.
     """
     pooling = pooling_of(model)
 
@@ -152,12 +149,10 @@ def predict(
     compile: bool = False,  # noqa: A002
     progress: Progress = silent,
 ) -> torch.Tensor:
-    """What `read` takes from the outputs, on the CPU in float32, one row per example in the order of the data.
+    """Run the model and apply `read` to its outputs: CPU, float32, one row per example in the order of the data.
 
-    Without `read`, what `output_reader` the model gives.
-
-    Batches that do not know their order (any list of dicts) keep the one they come in. Where examples differ in
-    length, the shorter are filled with zeros.
+    `read` defaults to `output_reader`. Plain lists of dicts keep their order. Examples of different lengths are padded
+    with zeros.
     """
     if not batches:
         raise DataError("there are no batches to run the model on; give at least one")
@@ -179,7 +174,7 @@ def predict(
 
 
 def _in_order(parts: list[torch.Tensor], batches: Sequence[Tensors]) -> torch.Tensor:
-    """Join the parts, check them, and undo the bucketing."""
+    """Concatenate the parts, check that they are finite, and undo the bucketing."""
     bad = sum(int((~part.isfinite()).flatten(1).any(dim=1).sum()) for part in parts)
     if bad:
         total = sum(len(part) for part in parts)
@@ -200,7 +195,7 @@ def _in_order(parts: list[torch.Tensor], batches: Sequence[Tensors]) -> torch.Te
 
 @contextmanager
 def _ready(model: PreTrainedModel, device: str | torch.device | None) -> Iterator[torch.device]:
-    """The model in evaluation mode on the device; afterwards as it was, module by module."""
+    """The model in evaluation mode on the device; restored afterwards."""
     home = device_of(model)
     place = _place(model, device, home)
     with frozen(model):
@@ -215,6 +210,6 @@ def _ready(model: PreTrainedModel, device: str | torch.device | None) -> Iterato
 
 def _place(model: PreTrainedModel, device: str | torch.device | None, home: torch.device) -> torch.device:
     if device is None or len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
-        return home  # spread over devices: it stays, and takes its inputs where it starts
+        return home  # a model on several devices stays there
     place = named_device(str(device))
     return home if place.type == home.type and place.index is None else place

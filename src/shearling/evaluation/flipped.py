@@ -1,4 +1,4 @@
-"""Examples that two models answer differently, with their text."""
+"""Examples on which the predictions of two models differ, with their text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NONE = "(no answer)"
 
 @dataclass(frozen=True)
 class Flip:
-    """One example: what is right (empty where that is not known), and what the two models say."""
+    """One example: the label (empty if unknown), and both predictions."""
 
     text: str
     right: str
@@ -27,7 +27,7 @@ class Flip:
 
 @dataclass(frozen=True)
 class Flipped:
-    """How many predictions changed, for better and for worse, and some of the examples.
+    """The number of changed predictions, and some of the examples.
 
     lost, won  predictions that only the dense, or only the pruned model has right; None without labels
     """
@@ -40,9 +40,9 @@ class Flipped:
 
 
 def flipped(asked: Questions, dense: Predictions | None, pruned: Predictions | None) -> Flipped | None:
-    """Compare what two models answered to the same questions; right answers that were lost come first.
+    """Compare two models' predictions for the same rows; lost right answers come first.
 
-    None where the task has no predictions that can be equal: numbers, embeddings, text.
+    None for tasks without discrete predictions: numbers, embeddings, text.
     """
     if dense is None or pruned is None or len(dense.made) != len(pruned.made):
         return None
@@ -62,7 +62,7 @@ def flipped(asked: Questions, dense: Predictions | None, pruned: Predictions | N
 
 
 def texts_of(asked: Questions, numbers: Sequence[int]) -> list[str]:
-    """The texts of some rows; of a question about a text, the question; of pictures and sound, the row's number."""
+    """The texts of some rows: only the question for question answering, the row number for images and audio."""
     try:
         names = find_text_columns(asked.rows, asked.task, asked.encoder.text_columns)
     except DataError:

@@ -25,32 +25,32 @@ from shearling.errors import DataError
 from shearling.evaluation import metrics
 from shearling.sample.batch import IGNORED
 
-# What to keep of the outputs of a batch, one row per example.
+# Extracts predictions from the outputs of a batch, one row per example.
 OutputReader = Callable[[Any, Tensors], torch.Tensor]
 
 
 @dataclass(frozen=True)
 class Writer:
-    """In a reader's place: have an encoder-decoder write up to so many tokens, [examples, tokens, 1]."""
+    """Instead of a reader: generate up to `longest` tokens with an encoder-decoder, [examples, tokens, 1]."""
 
     longest: int
 
 
-# Gives the predictions for batches in the order of the data; without a reader, the logits or embeddings.
+# Runs the model on batches and returns predictions in the order of the data; default reader: `output_reader`.
 Predict = Callable[[Batches, OutputReader | Writer | None], torch.Tensor]
 
-_NEIGHBOURS = 20  # that vote on a class, and
-_TEMPERATURE = 0.07  # of their votes: exp(cosine / temperature), as in DINO's evaluation
-_LM_TOKENS = 4096  # in a batch: logits over the vocabulary are large
+_NEIGHBOURS = 20  # of the kNN classifier
+_TEMPERATURE = 0.07  # votes are exp(cosine / temperature), as in DINO's evaluation
+_LM_TOKENS = 4096  # per batch, since logits over the vocabulary are large
 _QUERIES = 256  # compared with all passages at a time
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model answered to every row, in words.
+    """A model's prediction for every row, as text.
 
-    right    what the labels say; empty without labels, as is `correct`
-    correct  whether the answer counts as right
+    right    the labels; empty without labels, like `correct`
+    correct  whether the prediction is right
     """
 
     made: Sequence[str]
@@ -60,12 +60,12 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model scored on a task: `value` is in points from 0 to 100, perplexity excepted.
+    """A model's score on a task: `value` is in points from 0 to 100, except for perplexity.
 
-    extra   other metrics of the same answers, by name
-    dense   what the model scored before it was pruned, where that is known
-    rows    the fingerprint of the rows it was scored on
-    predictions  of classes, tags and answers; other tasks have none
+    extra   other metrics, by name
+    dense   score of the dense model, if known
+    rows    fingerprint of the rows
+    predictions  for classes, tags and answers only
     """
 
     task: str
@@ -85,7 +85,7 @@ class Evaluation:
         return f"{self.task}: {self.metric} {self.value:.2f}{also} on {self.examples:,} examples ({self.seconds:.1f} s)"
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of `shearling evaluate --json`; what is not known is left out."""
+        """The fields of `shearling evaluate --json`, without unknown ones."""
         told = asdict(replace(self, predictions=None))
         known = {name: value for name, value in told.items() if name != "seconds" and value not in (None, {})}
         extra = {"extra": {name: round(value, 4) for name, value in self.extra.items()}} if self.extra else {}
@@ -94,10 +94,10 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Questions:
-    """Rows to score models on, and how models read them; what has been read once is kept for the next model.
+    """Rows to score models on, and their encoder; tokenised rows are cached for the next model.
 
-    index  of a search or of neighbours: embeddings [passages, D], where not the model itself is to make them
-    said   of encoder-decoders: the dense model's next tokens [examples, tokens], to agree with
+    index  retrieval and knn: embeddings [passages, D], unless the scored model computes them
+    said   encoder-decoders: the dense model's next tokens [examples, tokens], for agreement
     """
 
     encoder: Encoder
@@ -108,46 +108,46 @@ class Questions:
 
     @property
     def task(self) -> Task:
-        """The task, with the metric it is judged by."""
+        """The task, with its metric."""
         return self.encoder.task
 
     @cached_property
     def examples(self) -> Tokenized:
-        """The rows as model inputs, with their labels."""
+        """The rows as model inputs with labels."""
         return self.encoder.tokenize(self.rows)
 
     @cached_property
     def search(self) -> Judged:
-        """The rows as a search."""
+        """The rows as a search task."""
         return judged(self.rows, self.task, self.encoder.text_columns, self.encoder.label_column)
 
     def result(self, value: float, **more: Any) -> Evaluation:
-        """The score of all rows, by the task's metric."""
+        """An Evaluation of these rows by the task's metric; `more` overrides its fields."""
         return replace(Evaluation(self.task.name, self.task.metric, value, len(self.rows)), **more)
 
     def batches(self, examples: Tokenized | None = None) -> Batches:
-        """Padded and stacked; all examples unless some are given."""
+        """Padded batches of the given examples; default: all."""
         return self.encoder.batches(self.examples if examples is None else examples, self.batch_size)
 
     def text_batches(self) -> Batches:
-        """All examples in smaller batches, for outputs over a vocabulary."""
+        """Smaller batches of all examples, for logits over a vocabulary."""
         most = max(1, _LM_TOKENS // self.encoder.max_length)
         return self.encoder.batches(self.examples, min(self.batch_size, most))
 
     def embed_index(self, run: Predict) -> torch.Tensor:
-        """The index that a model makes: embeddings of all passages, or of all rows for neighbours, [passages, D]."""
+        """[passages, D]: embeddings of all passages (retrieval) or rows (knn)."""
         if self.task.kind == "knn":
             return run(self.batches(), None)
         return run(self.batches(self.encoder.embed(self.search.passages, "document")), None)
 
 
 def score(asked: Questions, run: Predict) -> Evaluation:
-    """Run the model on the rows and compare with their labels."""
+    """Run the model on the rows and score its predictions."""
     return _SCORERS[asked.task.kind](asked, run)
 
 
 def _score_search(asked: Questions, run: Predict) -> Evaluation:
-    """Rank all passages for every query; the mean of each metric over the queries."""
+    """Rank all passages for every query, and average each metric over the queries."""
     search = asked.search
     queries = run(asked.batches(asked.encoder.embed(search.queries, "query")), None)
     passages = asked.embed_index(run) if asked.index is None else asked.index
@@ -168,7 +168,7 @@ def _check_index(queries: torch.Tensor, index: torch.Tensor) -> None:
 
 
 def _similarity(queries: torch.Tensor, passages: torch.Tensor, name: str) -> torch.Tensor:
-    """[queries, passages], the nearest highest."""
+    """[queries, passages]; higher is nearer."""
     if name in ("euclidean", "manhattan"):
         return -torch.cdist(queries, passages, p=2.0 if name == "euclidean" else 1.0)
     if name != "dot":
@@ -188,7 +188,7 @@ def _search_metrics(search: Judged, ranked: list[NDArray[np.int64]]) -> dict[str
 
 
 def _score_rerank(asked: Questions, run: Predict) -> Evaluation:
-    """Order the candidates of every query by the model's score."""
+    """Rank the candidates of every query by the model's score."""
     pairs = candidates(asked.rows, asked.task, asked.encoder.text_columns, asked.encoder.label_column)
     guess = run(asked.batches(), None)[:, 0].numpy()
     gold = np.array(pairs.column("relevance"))
@@ -247,7 +247,7 @@ def _main(asked: Questions, scores: dict[str, float], examples: int) -> Evaluati
 
 
 def _score_tags(asked: Questions, run: Predict) -> Evaluation:
-    """Entity F1; where the tags spell no entities (parts of speech), the accuracy per word."""
+    """Entity F1, or accuracy per word if the tags are not entities (parts of speech)."""
     guess = run(asked.batches(), _best_class)[..., 0].numpy()
     names = {int(index): str(name) for index, name in asked.encoder.config.id2label.items()}
     gold_tags: list[list[str]] = []
@@ -306,14 +306,14 @@ def _score_text(asked: Questions, run: Predict) -> Evaluation:
 
 
 def _losses(logits: torch.Tensor, labels: torch.Tensor, *, causal: bool) -> torch.Tensor:
-    """The summed cross-entropy and the number of predicted tokens of each example: [examples, 2]."""
-    if causal:  # a token is predicted at the position before it
+    """[examples, 2]: summed cross-entropy and number of predicted tokens."""
+    if causal:  # position t predicts token t + 1
         logits, labels = logits[:, :-1], labels[:, 1:]
     return torch.stack([token_losses(logits, labels, "sum"), (labels != IGNORED).sum(dim=1)], dim=1)
 
 
 def next_tokens(asked: Questions, run: Predict) -> torch.Tensor:
-    """[examples, tokens, 2]: the loss of every token of the targets, and the token that the model would write there."""
+    """[examples, tokens, 2]: loss of every target token, and the model's most likely token there."""
 
     def read(outputs: Any, batch: Tensors) -> torch.Tensor:
         logits = outputs["logits"]
@@ -323,7 +323,7 @@ def next_tokens(asked: Questions, run: Predict) -> torch.Tensor:
 
 
 def _score_targets(asked: Questions, run: Predict) -> Evaluation:
-    """Perplexity of the targets, agreement with the dense model's next tokens; ROUGE-L where it is asked for."""
+    """Perplexity of the targets, agreement with the dense model's next tokens, and ROUGE-L if requested."""
     found = next_tokens(asked, run)
     lengths = torch.tensor([len(ids) for ids in asked.examples.tokens["labels"]])
     real = torch.arange(found.shape[1]) < lengths[:, None]  # [examples, tokens]
@@ -333,8 +333,8 @@ def _score_targets(asked: Questions, run: Predict) -> Evaluation:
         scores["agreement"] = 100 * float((found[..., 1] == asked.said)[real].double().mean())
     elif asked.task.metric == "agreement":
         raise DataError(
-            "agreement is with the dense model, and it is not known which that is; score a checkpoint whose record "
-            "names it, or use `prune --eval`, `sweep` or `compare`"
+            "agreement is measured against the dense model, which is not known; score a checkpoint whose record names "
+            "it, or use `prune --eval`, `sweep` or `compare`"
         )
     if asked.task.metric == "rouge-l":
         scores["rouge-l"] = 100 * _rouge(asked, run)
@@ -342,7 +342,7 @@ def _score_targets(asked: Questions, run: Predict) -> Evaluation:
 
 
 def _rouge(asked: Questions, run: Predict) -> float:
-    """Mean ROUGE-L of what the model writes greedily against the targets, both as the tokenizer spells them."""
+    """Mean ROUGE-L of greedily generated texts against the targets, both decoded by the tokenizer."""
     tokenizer, wanted = asked.encoder.tokenizer, asked.examples.tokens["labels"]
     written = run(asked.batches(), Writer(max(map(len, wanted))))[..., 0].long()
     texts = tokenizer.batch_decode(written.tolist(), skip_special_tokens=True)
@@ -351,7 +351,7 @@ def _rouge(asked: Questions, run: Predict) -> float:
 
 
 def _score_neighbours(asked: Questions, run: Predict) -> Evaluation:
-    """The class of each row, voted on by the rows nearest to it, itself left out."""
+    """kNN classification of each row by the other rows."""
     rows = asked.rows
     labels = rows.column(require_label_column(rows, asked.task, asked.encoder.label_column))
     names, gold = np.unique([str(label) for label in labels], return_inverse=True)
@@ -362,7 +362,7 @@ def _score_neighbours(asked: Questions, run: Predict) -> Evaluation:
 
 
 def neighbours(queries: torch.Tensor, index: torch.Tensor | None, classes: torch.Tensor, count: int) -> torch.Tensor:
-    """[n]: the class that the nearest of the index vote for; row i of the queries does not vote on itself."""
+    """[n]: the class that the nearest rows of the index vote for; a row does not vote for itself."""
     bank = F.normalize(queries if index is None else index, dim=-1)
     _check_index(queries, bank)
     guess = []

@@ -1,4 +1,4 @@
-"""Compare the outputs of an exported file with PyTorch's, on every batch."""
+"""Compare the outputs of an exported file with PyTorch's."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from shearling.exporters.inputs import Inputs
 Outputs = dict[str, NDArray[Any]]
 Runner = Callable[[Inputs], Outputs]
 
-# What may differ, as a share of the outputs. Floats are judged by their largest difference. Quantisation moves single
-# outputs far more than the rest, so integers are judged by the root mean square; the largest is reported all the same.
+# Relative tolerances: of the largest difference for floats, of the root mean square for integers, because quantisation
+# changes single outputs far more than the rest. The largest difference is reported for all.
 TOLERANCE = {
     "float32": 1e-3, "float16": 5e-2, "q8_0": 0.1, "q4_0": 0.5, "int8-dynamic": 0.25, "int8-static": 0.25
 }  # fmt: skip
@@ -27,12 +27,12 @@ ROOT_MEAN_SQUARE = ("q8_0", "q4_0", "int8-dynamic", "int8-static")
 
 @dataclass(frozen=True)
 class Difference:
-    """How far the file is from PyTorch."""
+    """Difference between the file and PyTorch."""
 
     largest: float  # absolute
-    relative: float  # the largest, of the largest output
-    mean: float  # root mean square, of that of the outputs
-    agreement: float | None  # share of equal predictions, where there is something to choose from
+    relative: float  # largest / largest output
+    mean: float  # root mean square / that of the outputs
+    agreement: float | None  # share of equal predictions, for classifiers
     tolerance: float
     batches: int
 
@@ -56,7 +56,7 @@ def check(
 def _difference(
     run: Runner, batches: Sequence[Inputs], expected: Sequence[dict[str, Tensor]], tolerance: float
 ) -> Difference:
-    """Run every batch and sum up the differences."""
+    """Run every batch and accumulate the differences."""
     worst = largest = squares = scale = 0.0
     same = chosen = 0
     for number, (batch, wanted) in enumerate(zip(batches, expected, strict=True)):
@@ -83,7 +83,7 @@ def _difference(
 
 
 def _real(values: NDArray[Any], batch: Inputs) -> NDArray[Any]:
-    """The values of real tokens, where the output has one row per token: padding may hold anything."""
+    """The values of real tokens, if the output has one row per token; values at padding are arbitrary."""
     mask = batch.get("attention_mask")
     if mask is None or values.shape[:2] != tuple(mask.shape):
         return values

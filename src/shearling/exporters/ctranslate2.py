@@ -1,4 +1,4 @@
-"""CTranslate2: encoders like BERT whose layers are all alike, without their head."""
+"""CTranslate2: BERT-like encoders with equal layers, without their head."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUANTIZATION = {"float32": "float32", "float16": "float16", "int8-dynamic": "int
 
 
 def unsuited(model: PreTrainedModel) -> str | None:
-    """Why CTranslate2 cannot run the model; None where it can."""
+    """Why CTranslate2 cannot run the model, or None."""
     if model.config.model_type not in FAMILIES:
         return f"it is a {model.config.model_type}; encoders of CTranslate2 are {', '.join(FAMILIES)}"
     heads = {s.units for s in structure_of(model).sublayers if s.kind == "heads"}
@@ -36,22 +36,22 @@ def unsuited(model: PreTrainedModel) -> str | None:
 
 
 def runtime() -> str:
-    """What runs the directory."""
+    """Name and version of the runtime."""
     import ctranslate2
 
     return f"CTranslate2 {ctranslate2.__version__}"
 
 
 def write(job: Job) -> None:
-    """By CTranslate2's own converter, from a plain checkpoint of the encoder."""
+    """Convert a plain checkpoint of the encoder with CTranslate2's converter."""
     from ctranslate2.converters import TransformersConverter
 
     if job.tokenizer is None:
-        raise ModelError("CTranslate2 carries the vocabulary, and no tokenizer was found beside the model.")
+        raise ModelError("CTranslate2 files include the vocabulary, but the model has no tokenizer.")
     with tempfile.TemporaryDirectory() as folder, quiet_exporters(), quiet_transformers(notes=True):
         job.model.save_pretrained(folder)
         job.tokenizer.save_pretrained(folder)
-        # transformers 5 knows absolute positions only and no longer says so; the converter asks.
+        # The converter reads this field, which transformers 5 no longer writes.
         path = Path(folder) / "config.json"
         config = {"position_embedding_type": "absolute"} | json.loads(path.read_text(encoding="utf-8"))
         path.write_text(json.dumps(config), encoding="utf-8")
@@ -59,7 +59,7 @@ def write(job: Job) -> None:
 
 
 def open_runner(path: Path) -> Runner:
-    """The directory on the CPU: hidden states of real tokens, zeros for the padding."""
+    """Run the directory on the CPU: hidden states of real tokens, zeros for padding."""
     import ctranslate2
 
     encoder = ctranslate2.Encoder(str(path), device="cpu", compute_type="default")

@@ -1,4 +1,4 @@
-"""torch.export programs: a `.pt2` file that runs where torch is, without transformers."""
+"""torch.export programs: a `.pt2` file that runs with torch, without transformers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from shearling.exporters.inputs import Inputs
 
 
 def runtime() -> str:
-    """What runs the file."""
+    """Name and version of the runtime."""
     return f"PyTorch {torch.__version__}"
 
 
 def write(job: Job) -> None:
-    """The captured program as a file."""
+    """Write the captured program."""
     program = capture(job.typed_model(), job.inputs)
     with quiet_exporters():
         torch.export.save(program, job.path)
 
 
 def open_runner(path: Path) -> Runner:
-    """The file under PyTorch."""
+    """Run the file with PyTorch."""
     with quiet_exporters():
         module = torch.export.load(path).module()
 

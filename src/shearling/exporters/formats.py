@@ -1,4 +1,4 @@
-"""What a format is given to write."""
+"""The input of a format's writer."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 class Job:
     """A model to write.
 
-    inputs       a batch to trace the model with
-    outputs      the names of what the model gives
-    path         the file, or the directory of formats that are one
-    calibration  batches that static quantisation takes the ranges of activations from
-    source       where the model came from: a directory, a file, or a Hub id
+    inputs       example batch for tracing
+    outputs      names of the output tensors
+    path         the file, or the directory for formats that write one
+    calibration  batches for the activation ranges of static quantisation
+    source       origin of the model: a directory, a file, or a Hub id
     """
 
     model: PreTrainedModel
@@ -34,5 +34,5 @@ class Job:
     source: str = ""
 
     def typed_model(self) -> PreTrainedModel:
-        """The model in the precision it is traced in; half precision changes it in place."""
+        """The model in the precision of tracing; half precision converts it in place."""
         return self.model.half() if self.precision == "float16" else self.model

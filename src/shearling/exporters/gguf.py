@@ -1,4 +1,4 @@
-"""GGUF for llama.cpp: even layers as their own architecture, uneven ones as `deci`, which has a width for each."""
+"""GGUF for llama.cpp: equal layers as their own architecture, uneven ones as `deci`, with sizes per layer."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from shearling.exporters.rounding import BLOCK, GRIDS
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# transformers' model type, and the architecture llama.cpp runs it as where all layers are alike
+# model_type of transformers -> architecture of llama.cpp, for equal layers
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2"}
 UNEVEN = "deci"
 FILE_TYPES = {"float16": 1, "q8_0": 7, "q4_0": 2}  # llama_ftype of llama.h
-EMBEDDINGS = ("token_embd.weight", "output.weight")  # in q8_0 where the layers are in q4_0
+EMBEDDINGS = ("token_embd.weight", "output.weight")  # written in q8_0 if the layers are in q4_0
 
 
 @dataclass(frozen=True)
 class Layer:
-    """The sizes a layer is written with."""
+    """The sizes of a written layer."""
 
     heads: int
     groups: int  # key-value heads
@@ -37,7 +37,7 @@ class Layer:
 
 
 def unsuited(model: PreTrainedModel) -> str | None:
-    """Why llama.cpp cannot run the model; None where it can."""
+    """Why llama.cpp cannot run the model, or None."""
     config = model.config
     if config.model_type not in ARCHITECTURES:
         return f"it is a {config.model_type}; GGUF is written for {', '.join(ARCHITECTURES)}"
@@ -51,7 +51,7 @@ def unsuited(model: PreTrainedModel) -> str | None:
 
 
 def write(job: Job) -> None:
-    """The model, its sizes and its tokenizer as one file; with calibration texts, q4_0 rounds its weights by them."""
+    """Write model, sizes and tokenizer to one file; q4_0 uses calibration batches, if any, for rounding."""
     import gguf
 
     model, config = job.model, job.model.config
@@ -63,7 +63,7 @@ def write(job: Job) -> None:
     _add_sizes(writer, model, sizes, even=even)
     writer.add_file_type(FILE_TYPES[job.precision])
     if job.tokenizer is None:
-        raise ModelError("GGUF carries the tokenizer, and none was found beside the model: copy its files there.")
+        raise ModelError("GGUF files include the tokenizer, but the model has none: copy its files to the model.")
     add_tokenizer(writer, job.tokenizer, int(config.vocab_size), job.source)
     calibrated = job.precision == "q4_0" and bool(job.calibration)
     scales = round_layers(model, job.calibration, GRIDS[job.precision]) if calibrated else {}
@@ -77,7 +77,7 @@ def write(job: Job) -> None:
 
 
 def is_even(model: PreTrainedModel) -> bool:
-    """Whether every layer has the sizes that the configuration says."""
+    """Whether every layer has the sizes of the configuration."""
     config = model.config
     head = _head_size(config)
     for layer in model.base_model.layers:
@@ -90,7 +90,7 @@ def is_even(model: PreTrainedModel) -> bool:
 
 
 def _sizes(layer: Any, config: Any, *, even: bool) -> Layer:
-    """What is there, and what has to be added: llama.cpp skips a layer without filters, its attention included."""
+    """The sizes of a layer, padded where llama.cpp needs it: it skips a layer without filters entirely."""
     head, attention = _head_size(config), layer.self_attn
     per_group = config.num_attention_heads // config.num_key_value_heads
     groups = _rows(_projection(attention, "k_proj", config)) // head
@@ -98,7 +98,7 @@ def _sizes(layer: Any, config: Any, *, even: bool) -> Layer:
     if even:
         return Layer(groups * per_group, groups, filters)
     if _projection(attention, "q_proj", config).bias is not None:
-        # deci takes a query bias of the model's width only: the groups that went stay, as zeros.
+        # deci requires a query bias of the hidden size: removed groups are written as zeros.
         groups = config.hidden_size // (head * per_group)
         if groups * head * per_group != config.hidden_size:
             raise ModelError(
@@ -134,9 +134,9 @@ def _add_sizes(writer: Any, model: PreTrainedModel, sizes: list[Layer], *, even:
 
 
 def _tensors(model: PreTrainedModel, sizes: list[Layer], scales: Scales, *, paired: bool) -> Any:
-    """Every tensor under llama.cpp's name, and the scales of its blocks where it is rounded already.
+    """Every tensor under llama.cpp's name, with the scales of its blocks if it is already rounded.
 
-    paired  rotated pairs lie side by side in a head, as llama and deci want them; transformers keeps halves apart
+    paired  adjacent rotary pairs, as in llama and deci; transformers stores them half a head apart
     """
     base, head = model.base_model, _head_size(model.config)
     yield "token_embd.weight", base.embed_tokens.weight, None
@@ -169,12 +169,12 @@ def _tensors(model: PreTrainedModel, sizes: list[Layer], scales: Scales, *, pair
 
 
 def _projection(owner: nn.Module, name: str, config: Any) -> Any:
-    """A projection into the units; one without rows where no unit is left."""
+    """A projection into the units; without rows if no unit is left."""
     return getattr(owner, name, None) or SimpleNamespace(weight=torch.zeros(0, config.hidden_size), bias=None)
 
 
 def _padded(tensor: Tensor, rows: int, columns: int) -> Tensor:
-    """With zeros up to so many rows and columns; 0 leaves them as they are."""
+    """Zero-pad to the given rows and columns; 0 means no padding."""
     missing = [0, max(0, rows - tensor.shape[0])]
     if tensor.dim() == 2:
         missing = [0, max(0, columns - tensor.shape[1]), *missing]
@@ -182,7 +182,7 @@ def _padded(tensor: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def _paired(tensor: Tensor, head: int) -> Tensor:
-    """The rows of each head as pairs (i, i + head/2) side by side: [heads x head, ...] keeps its shape."""
+    """Reorder the rows of each head so that pairs (i, i + head/2) are adjacent; keeps [heads x head, ...]."""
     if not head:
         return tensor
     split = tensor.reshape(-1, 2, head // 2, *tensor.shape[1:])  # [heads, 2, head / 2, ...]
@@ -190,7 +190,7 @@ def _paired(tensor: Tensor, head: int) -> Tensor:
 
 
 def _add_tensor(writer: Any, name: str, tensor: Tensor, precision: str, scale: Tensor | None) -> None:
-    """Vectors in float32, matrices in the precision; rows that blocks do not divide stay in float16."""
+    """Vectors in float32, matrices in the precision; rows not divisible into blocks in float16."""
     import gguf
 
     values: NDArray[Any] = tensor.detach().to(torch.float32).contiguous().numpy()
@@ -203,12 +203,12 @@ def _add_tensor(writer: Any, name: str, tensor: Tensor, precision: str, scale: T
     else:
         limit = np.finfo(np.float16).max
         if np.abs(values).max(initial=0.0) > limit:
-            raise ModelError(f"'{name}' holds values beyond the range of float16 ({limit:.0f}).")
+            raise ModelError(f"'{name}' has values outside the range of float16 ({limit:.0f}).")
         writer.add_tensor(name, values.astype(np.float16))
 
 
 def _four_bit_blocks(values: NDArray[np.float32], scale: Tensor) -> NDArray[np.uint8]:
-    """Weights on the grid as q4_0's blocks: a scale in float16, then codes 0 to 15, two a byte, half a block apart."""
+    """Encode weights as q4_0 blocks: a float16 scale, then codes 0 to 15, two per byte, half a block apart."""
     blocks = torch.from_numpy(values).unflatten(1, (-1, BLOCK))  # [D, blocks, BLOCK]
     codes = (GRIDS["q4_0"].codes(blocks, scale[..., None]) + 8).to(torch.uint8).numpy()
     halves = codes[..., : BLOCK // 2] | codes[..., BLOCK // 2 :] << 4
@@ -217,7 +217,7 @@ def _four_bit_blocks(values: NDArray[np.float32], scale: Tensor) -> NDArray[np.u
 
 
 def _frequency_factors(model: PreTrainedModel) -> Tensor:
-    """By how much Llama 3's scaling divides each frequency."""
+    """The divisors of the rotary frequencies in Llama 3's scaling."""
     config, head = model.config, _head_size(model.config)
     plain = torch.tensor(_rope(config)["rope_theta"]) ** -(torch.arange(0, head, 2, dtype=torch.float32) / head)
     return torch.as_tensor(plain / model.base_model.rotary_emb.inv_freq.float().cpu())

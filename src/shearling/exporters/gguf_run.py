@@ -1,4 +1,4 @@
-"""Run a GGUF file: in llama.cpp where it is installed, else by a plain reading of the file in PyTorch."""
+"""Run a GGUF file with llama.cpp if it is installed, else with a PyTorch implementation."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch.nn import functional as F
 from shearling.exporters.check import Outputs, Runner
 from shearling.exporters.inputs import Inputs
 
-BINDING = "llama-cpp-cffi"  # llama.cpp, built, as a package; imported as `llama`
+BINDING = "llama-cpp-cffi"  # package with a build of llama.cpp, imported as `llama`
 CONTEXT = 2048  # tokens
 
 
 def open_runner(path: Path) -> Runner:
-    """Logits of every real token; the padding's are zero."""
+    """Logits of every real token, zeros at padding."""
     engine = LlamaCpp(path) if has_llama_cpp() else TorchEngine(path)
 
     def run(inputs: Inputs) -> Outputs:
@@ -37,14 +37,14 @@ def open_runner(path: Path) -> Runner:
 
 
 def runtime() -> str:
-    """What runs the file."""
+    """Name and version of the runtime."""
     if has_llama_cpp():
         return f"llama.cpp ({BINDING} {importlib.metadata.version(BINDING)})"
     return f"PyTorch {torch.__version__} reading the file; install {BINDING} to run it in llama.cpp"
 
 
 def has_llama_cpp() -> bool:
-    """Whether llama.cpp can be loaded: the package alone does not say so, its library may want a newer system."""
+    """Whether llama.cpp can be loaded: its library may need a newer system than the package says."""
     if importlib.util.find_spec("llama") is None:
         return False
     try:
@@ -62,7 +62,7 @@ def _library() -> Any:
 
 
 class LlamaCpp:
-    """A file in llama.cpp on the CPU, through its C functions."""
+    """A file loaded by llama.cpp on the CPU, through its C API."""
 
     def __init__(self, path: Path) -> None:
         found = _library()
@@ -88,7 +88,7 @@ class LlamaCpp:
         return self._decode(tokens, 0, every=True)
 
     def greedy(self, tokens: list[int], count: int) -> list[int]:
-        """The most likely next tokens, one after another."""
+        """Greedy generation of `count` tokens."""
         self.lib.llama_kv_self_clear(self.context)
         found = [int(self._decode(tokens, 0, every=False)[-1].argmax())]
         while len(found) < count:
@@ -96,7 +96,7 @@ class LlamaCpp:
         return found
 
     def tokenize(self, text: str) -> list[int]:
-        """The tokens of a text, by the file's own tokenizer, without special ones."""
+        """Tokenise a text with the file's tokenizer, without special tokens."""
         data = text.encode()
         room = self.ffi.new("int32_t[]", len(data) + 8)
         vocabulary = self.lib.llama_model_get_vocab(self.model)
@@ -121,7 +121,7 @@ class LlamaCpp:
 
 
 class TorchEngine:
-    """The file in plain PyTorch: llama, qwen2 and deci as llama.cpp computes them."""
+    """A PyTorch implementation of llama, qwen2 and deci as in llama.cpp."""
 
     def __init__(self, path: Path) -> None:
         import gguf
@@ -149,7 +149,7 @@ class TorchEngine:
         hidden = self.tensors["token_embd.weight"][tokens]
         for layer in range(self.layers):
             if self._of_layer("feed_forward_length", layer) == 0:
-                continue  # llama.cpp leaves the whole layer out
+                continue  # llama.cpp skips the whole layer
             hidden = (
                 hidden + self._attention(hidden, layer) if self._of_layer("attention.head_count", layer) else hidden
             )
@@ -173,7 +173,7 @@ class TorchEngine:
         return self._linear(F.silu(gate) * up, f"blk.{layer}.ffn_down")
 
     def _rotate(self, x: Tensor) -> Tensor:
-        """Pairs side by side, (0, 1), (2, 3) ...; qwen2's are half a head apart."""
+        """Rotary embedding with adjacent pairs (0, 1), (2, 3) ...; half a head apart for qwen2."""
         power = torch.arange(0, self.head, 2, dtype=torch.float32) / self.head
         frequencies = float(self._value("rope.freq_base")) ** -power
         if "rope_freqs.weight" in self.tensors:

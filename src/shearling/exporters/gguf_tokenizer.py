@@ -1,4 +1,4 @@
-"""A tokenizer as GGUF metadata, so that llama.cpp cuts texts into the same tokens."""
+"""Write a tokenizer as GGUF metadata, so that llama.cpp tokenises texts equally."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ SPECIAL = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unk_token_id", 
 
 
 def add_tokenizer(writer: Any, tokenizer: PreTrainedTokenizerBase, rows: int, source: str) -> None:
-    """Write the tokens, their kinds and merges, the special ones, and the chat template.
+    """Write tokens, their types and merges, special tokens, and the chat template.
 
-    rows    of the embedding: tokens beyond the tokenizer's are written as unused
-    source  where the model came from; a GGUF file has the metadata already, and it is copied
+    rows    of the embedding; rows beyond the vocabulary are written as unused tokens
+    source  origin of the model; the metadata of a GGUF file is copied
     """
     original = gguf_source(source)
     if original is not None:
@@ -35,7 +35,7 @@ def add_tokenizer(writer: Any, tokenizer: PreTrainedTokenizerBase, rows: int, so
     if facts["model"].get("byte_fallback"):
         writer.add_tokenizer_model("llama")
         writer.add_tokenizer_pre("default")
-        # SentencePiece merges the pair with the highest score first; its pieces stand in the order of merging.
+        # SentencePiece merges the pair with the highest score first; pieces are in the order of merging.
         writer.add_token_scores([-float(i) for i in range(rows)])
         writer.add_add_space_prefix(_adds_space(facts))
     else:
@@ -55,7 +55,7 @@ def add_tokenizer(writer: Any, tokenizer: PreTrainedTokenizerBase, rows: int, so
 
 
 def pre_tokenizer(facts: dict[str, Any]) -> str:
-    """llama.cpp's name for how text is split before the merges."""
+    """llama.cpp's name of the pre-tokenizer."""
     first = facts.get("pre_tokenizer") or {}
     steps = first.get("pretokenizers", [first])
     patterns = [s["pattern"].get("Regex", "") for s in steps if s.get("type") == "Split"]
@@ -69,13 +69,13 @@ def pre_tokenizer(facts: dict[str, Any]) -> str:
     if kinds == ["ByteLevel"]:
         return "gpt-2"
     raise ModelError(
-        f"The tokenizer splits text by {', '.join(str(k) for k in kinds)}, and no pre-tokenizer of llama.cpp is known "
-        "to do the same."
+        f"The tokenizer splits text by {', '.join(str(k) for k in kinds)}, and no pre-tokenizer matches it in "
+        "llama.cpp."
     )
 
 
 def gguf_source(source: str) -> Path | None:
-    """The GGUF file a model is, or was pruned from, where it is still there."""
+    """The GGUF file that a model is, or was pruned from, if it exists."""
     path = Path(source)
     if path.is_file():
         return path if path.suffix == ".gguf" else None
@@ -93,7 +93,7 @@ def _copy(writer: Any, path: Path) -> None:
 
 
 def _tokens(tokenizer: PreTrainedTokenizerBase, facts: dict[str, Any], rows: int) -> tuple[list[str], list[int]]:
-    """Every row of the embedding: its token and its kind."""
+    """Tokens and their types for every row of the embedding."""
     added = {entry["id"]: entry for entry in facts.get("added_tokens", [])}
     known = {number: token for token, number in tokenizer.get_vocab().items()}
     tokens, kinds = [], []
@@ -110,6 +110,6 @@ def _tokens(tokenizer: PreTrainedTokenizerBase, facts: dict[str, Any], rows: int
 
 
 def _adds_space(facts: dict[str, Any]) -> bool:
-    """Whether a space is put before the text: by the normalizer, or by Metaspace."""
+    """Whether the normalizer or Metaspace prepends a space to the text."""
     said = json.dumps([facts.get("normalizer"), facts.get("pre_tokenizer")])
     return '"Prepend"' in said or '"prepend_scheme": "always"' in said or '"prepend_scheme": "first"' in said

@@ -1,4 +1,4 @@
-"""The model with named tensors in and out, captured once for every format."""
+"""The model with named input and output tensors, captured by torch.export."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ AXES = ("batch", "length")
 
 
 class Graph(nn.Module):
-    """A model whose forward takes the named inputs only, and gives a dict of float32 tensors.
+    """A wrapper whose forward takes only the named inputs and returns a dict of float32 tensors.
 
-    torch.export reads the signature of `forward`; this one is written for the inputs at hand. Floating inputs are
-    cast to the model's dtype, so that a half-precision file takes and gives what the full one does.
+    torch.export reads the signature of `forward`, so it is created for these inputs. Floating inputs are cast to the
+    model's dtype, so that a half-precision file has the same interface.
     """
 
     def __init__(self, model: PreTrainedModel, names: Sequence[str]) -> None:
@@ -46,14 +46,14 @@ class Graph(nn.Module):
 
 
 def reference(model: PreTrainedModel, batches: Sequence[Inputs]) -> list[dict[str, Tensor]]:
-    """What PyTorch gives for each batch."""
+    """PyTorch's outputs for each batch."""
     graph = Graph(model, list(batches[0]))
     with frozen(model), torch.no_grad():
         return [graph(**batch) for batch in batches]
 
 
 def axes(inputs: Inputs) -> dict[str, dict[int, str]]:
-    """Which axes of each input vary: the batch of all, the length of tokens."""
+    """The dynamic axes of each input: batch, and length for tokens."""
     return {
         name: dict(enumerate(_axis_names(name)[: 1 if tensor.is_floating_point() else tensor.dim()]))
         for name, tensor in inputs.items()
@@ -65,7 +65,7 @@ def _axis_names(name: str) -> tuple[str, str]:
 
 
 def capture(model: PreTrainedModel, inputs: Inputs) -> Any:
-    """The model as a `torch.export` program with varying axes."""
+    """Capture the model as a `torch.export` program with dynamic axes."""
     dynamic = torch.export.Dim.DYNAMIC
     shapes = {name: dict.fromkeys(varying, dynamic) for name, varying in axes(inputs).items()}
     with frozen(model), quiet_exporters():
@@ -74,7 +74,7 @@ def capture(model: PreTrainedModel, inputs: Inputs) -> Any:
                 Graph(model, list(inputs)), (), kwargs=inputs, dynamic_shapes=shapes, strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )  # fmt: skip
-        except Exception as error:  # torch raises whatever the model's own code does under tracing
+        except Exception as error:  # the model's own code may raise anything under tracing
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise ModelError(
                 f"{type(model).__name__} cannot be captured by torch.export {torch.__version__}: {reason}"
@@ -83,7 +83,7 @@ def capture(model: PreTrainedModel, inputs: Inputs) -> Any:
 
 @contextmanager
 def quiet_exporters() -> Iterator[None]:
-    """Without the remarks that exporters make about packages nobody asked for."""
+    """Silence warnings and log messages of exporters."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "root")]
     levels = [logger.level for logger in loggers]
     try:

@@ -1,4 +1,4 @@
-"""Inputs to trace a model with and to check the result with: of several shapes, so that dynamic ones are tried."""
+"""Inputs for tracing a model and checking the result, of several shapes to test dynamic axes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 Inputs = dict[str, Tensor]
 
-EXAMPLES = 64  # of the data, to check with
-CALIBRATION = 256  # of the data, to take the ranges of activations from
+EXAMPLES = 64  # of the data, for checking
+CALIBRATION = 256  # of the data, for activation ranges
 TEXTS = (
     "The second half of the story is better than the first, and the ending is worth the wait.",
     "No.",
@@ -34,7 +34,7 @@ def inputs_from_rows(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Any, task: Any, *, samples: int = EXAMPLES,
     seed: int = 0, text_columns: Sequence[str] | None = None,
 ) -> list[Inputs]:  # fmt: skip
-    """Batches of real examples; the first has several, the last is a single example."""
+    """Batches of real examples; the first has several, the last only one."""
     from shearling.data import encode
 
     batches = encode(
@@ -45,7 +45,7 @@ def inputs_from_rows(
 
 
 def inputs_from_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> list[Inputs]:
-    """Batches of the sentences above; without a tokenizer, of noise in the shape the model takes."""
+    """Batches of `TEXTS`, or of random inputs without a tokenizer."""
     if model.main_input_name != "input_ids" or tokenizer is None:
         return _tried(model, [_noise(model)])
     if tokenizer.pad_token is None:
@@ -60,7 +60,7 @@ def inputs_from_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizer
 
 
 def _tried(model: PreTrainedModel, batches: list[Inputs]) -> list[Inputs]:
-    """What the forward takes of the batches, and one example on its own."""
+    """Keep the inputs that forward accepts, and append a batch of one example."""
     wanted = accepted_by(model).names
     kept = [{k: v for k, v in batch.items() if (not wanted or k in wanted) and k not in LABELS} for batch in batches]
     if getattr(model.config, "type_vocab_size", 2) < 2:
@@ -70,13 +70,13 @@ def _tried(model: PreTrainedModel, batches: list[Inputs]) -> list[Inputs]:
     if "pixel_values" in wanted and "input_ids" in kept[0] and hasattr(model.config, "vision_config"):
         pictures = _noise(model, max(len(batch["input_ids"]) for batch in kept))["pixel_values"]
         kept = [{"pixel_values": pictures[: len(batch["input_ids"])], **batch} for batch in kept]
-    if len(kept[0][next(iter(kept[0]))]) < 2:  # a batch of one would be taken for the only size there is
+    if len(kept[0][next(iter(kept[0]))]) < 2:  # torch.export would specialise on a batch of one
         kept[0] = {k: torch.cat([v, v]) for k, v in kept[0].items()}
     return [*kept, {k: v[:1] for k, v in kept[0].items()}]
 
 
 def _decoder_tokens(model: PreTrainedModel, batch: Inputs) -> Tensor:
-    """Something to decode: the text itself, or the first tokens after other inputs."""
+    """Decoder inputs: the text itself, or start tokens for other media."""
     if "input_ids" in batch:
         return batch["input_ids"]
     start = int(getattr(model.config, "decoder_start_token_id", None) or 0)
@@ -84,7 +84,7 @@ def _decoder_tokens(model: PreTrainedModel, batch: Inputs) -> Tensor:
 
 
 def _noise(model: PreTrainedModel, count: int = 4) -> Inputs:
-    """The same random inputs each time; the second half of every text but the first is padding."""
+    """Random inputs with a fixed seed; the second half of every text but the first is padding."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     length = min(int(positions or 32), 64) // 2
     with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""ONNX: written by torch, quantised and run by ONNX Runtime."""
+"""ONNX: written by torch, quantised and run with ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from shearling.exporters.inputs import Inputs
 
 
 def runtime() -> str:
-    """What runs the file."""
+    """Name and version of the runtime."""
     import onnxruntime
 
     return f"ONNX Runtime {onnxruntime.__version__}"
 
 
 def write(job: Job) -> None:
-    """The model as an ONNX file with varying batch size and length; weights beyond 2 GB lie beside it."""
+    """Write an ONNX file with dynamic batch size and length; weights over 2 GB go to a file beside it."""
     import torch
 
     name = type(job.model).__name__
@@ -38,7 +38,7 @@ def write(job: Job) -> None:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise ModelError(f"{name} cannot be written as ONNX: {reason}") from error
         if result is None:
-            raise ModelError(f"{name} cannot be written as ONNX: torch gave no program.")
+            raise ModelError(f"{name} cannot be written as ONNX: torch returned no program.")
         _without_traces(result.model)
         if not job.precision.startswith("int8"):
             result.save(str(job.path))
@@ -55,10 +55,10 @@ def write(job: Job) -> None:
 
 @contextmanager
 def plain_attention(model: Any) -> Iterator[Any]:
-    """The model with attention as two products and a softmax, as before on the way out.
+    """Use eager attention; restored afterwards.
 
-    torch's fused attention becomes twelve nodes a layer more in ONNX, most of which work out shapes: for a short text
-    they take longer than attention itself.
+    torch's fused attention adds twelve nodes per layer in ONNX, mostly shape computations, which for short texts take
+    longer than the attention itself.
     """
     configs = {id(part.config): part.config for part in model.modules() if hasattr(part, "set_attn_implementation")}
     before = {key: config._attn_implementation for key, config in configs.items()}
@@ -67,12 +67,12 @@ def plain_attention(model: Any) -> Iterator[Any]:
             config._attn_implementation = "eager"
         yield model
     finally:
-        for key, config in configs.items():  # the outer ones first: they set those within, too
+        for key, config in configs.items():  # outer configurations first, since they also set nested ones
             config._attn_implementation = before[key]
 
 
 def _without_traces(model: Any) -> None:
-    """Take out the exporter's remarks: a stack trace at every node, with the paths of the machine it ran on."""
+    """Remove the exporter's stack traces, which contain paths of this machine."""
     for graph in (model.graph, *(function.graph for function in model.functions.values())):
         for node in graph.all_nodes():
             node.metadata_props.clear()
@@ -86,18 +86,18 @@ def _without_traces(model: Any) -> None:
 
 
 def quantise_dynamic(source: Path, target: Path) -> None:
-    """Weights as int8 with a scale per column; activations as int8 by the range of each batch."""
+    """int8 weights with a scale per column; int8 activations with ranges per batch."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with quiet_exporters():
-        # 7 bits a weight: with 8, the integer products of processors without VNNI overflow.
+        # 7 bits per weight: with 8, integer products overflow on processors without VNNI.
         quantize_dynamic(
             _without_shapes(source), str(target), weight_type=QuantType.QInt8, per_channel=True, reduce_range=True
         )
 
 
 def quantise_static(source: Path, target: Path, calibration: Sequence[Inputs]) -> None:
-    """Weights as int8 with a scale per column; activations as int8 by the ranges seen in calibration."""
+    """int8 weights with a scale per column; int8 activations with ranges from calibration."""
     from onnxruntime.quantization import CalibrationMethod, QuantFormat, QuantType, quantize_static
 
     with quiet_exporters():
@@ -106,13 +106,13 @@ def quantise_static(source: Path, target: Path, calibration: Sequence[Inputs]) -
             op_types_to_quantize=["MatMul", "Gemm", "Gather"], per_channel=True, reduce_range=True,
             activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8,
             calibrate_method=CalibrationMethod.MinMax,
-            # products of two activations, in attention, stay in float32: the softmax does not fit into 8 bits
+            # attention products stay in float32: the softmax loses too much in 8 bits
             extra_options={"MatMulConstBOnly": True},
         )  # fmt: skip
 
 
 def _without_shapes(source: Path) -> Any:
-    """The graph without the shapes that torch has noted in its own way; the quantiser works them out again."""
+    """The graph without torch's shape annotations; the quantiser infers them again."""
     import onnx
 
     model = onnx.load(str(source))
@@ -121,7 +121,7 @@ def _without_shapes(source: Path) -> Any:
 
 
 class _Reader:
-    """Batches as ONNX Runtime's calibrators ask for them: one by one, then None."""
+    """Batches with the interface of ONNX Runtime's calibrators: one by one, then None."""
 
     def __init__(self, batches: Sequence[Inputs]) -> None:
         self.batches = batches
@@ -142,7 +142,7 @@ class _Reader:
 
 
 def open_runner(path: Path) -> Runner:
-    """The file under ONNX Runtime on the CPU, in as many threads as PyTorch has."""
+    """Run the file with ONNX Runtime on the CPU, with PyTorch's number of threads."""
     import onnxruntime
     import torch
 

@@ -1,4 +1,4 @@
-"""OpenVINO: an ONNX file turned into OpenVINO's own, `.xml` with the weights in `.bin` beside it."""
+"""OpenVINO: `.xml` with the weights in `.bin`, converted from ONNX."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from shearling.exporters.inputs import Inputs
 
 
 def runtime() -> str:
-    """What runs the file."""
+    """Name and version of the runtime."""
     import openvino
 
     return f"OpenVINO {openvino.__version__.partition('-')[0]}"
 
 
 def write(job: Job) -> None:
-    """By way of ONNX, which is removed again."""
+    """Convert from a temporary ONNX file."""
     import openvino
 
     between = job.path.with_name("between.onnx")
-    precision = "float32" if job.precision == "float16" else job.precision  # the weights alone become half
+    precision = "float32" if job.precision == "float16" else job.precision  # weights are compressed below
     onnx.write(dataclasses.replace(job, path=between, precision=precision))
     with quiet_exporters():
         openvino.save_model(openvino.convert_model(between), job.path, compress_to_fp16=job.precision == "float16")
@@ -34,7 +34,7 @@ def write(job: Job) -> None:
 
 
 def open_runner(path: Path) -> Runner:
-    """The file on the CPU, tuned for one request at a time, computing in float32 where the file does not say int8."""
+    """Run the file on the CPU, tuned for latency; float32 unless the file is int8."""
     import openvino
 
     options = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": "f32"}

@@ -1,4 +1,4 @@
-"""Where an export goes: a file, or a directory, complete or not there at all."""
+"""Output paths of exports: a file or a directory, written atomically."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SERVED = Path("onnx") / "model.onnx"  # where Text Embeddings Inference and sentence-transformers look
-# Keys about loading weights, which a served directory does not hold.
+# Configuration keys about loading weights, which a served directory does not have.
 LOADING = ("shearling", "quantization_config", "auto_map", "transformers_weights", "per_layer_config")
 
 
 @dataclass(frozen=True)
 class Place:
-    """What to write.
+    """The output of an export.
 
-    out     the file or directory that appears in the end
-    served  a directory for servers: the ONNX file in `onnx/`, with configuration and tokenizer
+    out     the final file or directory
+    served  whether it is a directory for servers: `onnx/model.onnx` with configuration and tokenizer
     folder  whether `out` is a directory
     """
 
@@ -36,12 +36,12 @@ class Place:
     folder: bool = False
 
     def file(self, folder: Path) -> Path:
-        """What the format writes, inside the folder that is filled."""
+        """The path to write to inside the temporary folder."""
         return folder / SERVED if self.served else folder if self.folder else folder / self.out.name
 
 
 def place_of(out: Path, kind: Format, model: str) -> Place:
-    """A name without `.onnx` is a directory for servers; the model's own directory takes the file in as it is."""
+    """Choose the layout: without the suffix `.onnx`, a directory for servers, or a file in the model's directory."""
     if SERVED.suffix != kind.suffix or out.suffix == SERVED.suffix:
         return Place(out, folder=not kind.suffix)
     if out.is_dir() and out.resolve() == Path(model).resolve():
@@ -50,7 +50,7 @@ def place_of(out: Path, kind: Format, model: str) -> Place:
 
 
 def check_place(place: Place, kind: Format, *, force: bool, source: str) -> None:
-    """Complain early about the place to write to."""
+    """Raise early if the output cannot be written."""
     if place.folder:
         check_writable(place.out, force=force, keep=(source,))
     elif place.out.is_dir():
@@ -61,20 +61,20 @@ def check_place(place: Place, kind: Format, *, force: bool, source: str) -> None
 
 @contextmanager
 def whole(place: Place, *, force: bool) -> Iterator[Path]:
-    """What the format writes to; it appears complete, or not at all."""
+    """Yield the path that the format writes to; the output appears only when it is complete."""
     with whole_directory(place.out, force=force) if place.folder else whole_files(place.out) as folder:
         yield place.file(folder)
 
 
 def mark(folder: Path, entry: dict[str, Any]) -> None:
-    """Say in a directory that shearling wrote it, and what it holds."""
+    """Mark a directory as written by shearling, with a description of its content."""
     (folder / EXPORT).write_text(json_text(entry), encoding="utf-8")
 
 
 def add_companions(
     folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, source: Path
 ) -> None:
-    """Configuration, tokenizer and sentence-transformers' files beside a served model."""
+    """Add configuration, tokenizer and sentence-transformers files to a served model."""
     if source.is_dir():
         copy_companions(source, folder)
     elif tokenizer is not None:
@@ -85,7 +85,7 @@ def add_companions(
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file and of the weights beside it, or of a directory."""
+    """Bytes of a file with its weights, or of a directory."""
     if path.is_dir():
         return sum(part.stat().st_size for part in path.rglob("*") if part.is_file())
     return sum(part.stat().st_size for part in path.parent.glob(path.stem + ".*") if part.is_file())

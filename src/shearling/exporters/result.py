@@ -1,4 +1,4 @@
-"""What an export gives: the file, how far it is from PyTorch, and dense and exported side by side."""
+"""The result of an export: the file, its difference from PyTorch, and a comparison with the dense model."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ STEPS = ("dense", "model", "exported")
 
 @dataclass(frozen=True)
 class Measured:
-    """A file's size and its time for one batch."""
+    """Size of a file, and its latency for one batch."""
 
     model: str
     bytes: int
     latency: Times
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, times in milliseconds."""
+        """Plain data with times in milliseconds."""
         times = {"milliseconds": 1e3 * self.latency.median, "spread": 1e3 * self.latency.spread}
         return {"model": self.model, "bytes": self.bytes, "latency": times}
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, how far it is from PyTorch, and how it compares with the dense model."""
+    """The written file, its difference from PyTorch, and a comparison with the dense model."""
 
     out: Path
     format: str
@@ -40,7 +40,7 @@ class Exported:
     runtime: str
     this: Measured
     dense: Measured | None
-    scores: dict[str, Any] | None = None  # of dense, pruned and exported, where rows to score on were given
+    scores: dict[str, Any] | None = None  # of dense, pruned and exported model, with --eval
     notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Exported:
         }
 
     def __str__(self) -> str:
-        """Where it is, how far from PyTorch, and dense and exported side by side."""
+        """The report of the command line."""
         check = self.difference
         agreed = "" if check.agreement is None else f", {check.agreement:.1%} of the predictions equal"
         takes = ", ".join(f"{name} [{', '.join(map(str, axes))}]" for name, axes in self.inputs.items())
@@ -87,7 +87,7 @@ class Exported:
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
     def entry(self, folder: Path) -> dict[str, Any]:
-        """What the record of a checkpoint keeps of it."""
+        """The entry in a checkpoint's record."""
         inside = self.out.resolve().is_relative_to(folder.resolve())
         return {
             "out": str(self.out.resolve().relative_to(folder.resolve())) if inside else self.out.name,

@@ -1,4 +1,4 @@
-"""Round the projections of all layers, from the first to the last, by the inputs they see on calibration texts."""
+"""Round the projections of all layers by GPTQ, from the first layer to the last."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from shearling.sample.read import sample_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-TOKENS = 4096  # in a batch
+TOKENS = 4096  # per batch
 Scales = dict[nn.Module, Tensor]
 
 
 def round_layers(model: PreTrainedModel, calibration: Sequence[Inputs], grid: Grid) -> Scales:
-    """Round every projection into and out of units, in place; the scales [D, blocks] of each.
+    """Round every projection into and out of units, in place; returns the scales [D, blocks] of each.
 
-    A projection is rounded by the inputs it gets once everything before it is rounded.
+    A projection is rounded using its inputs after everything before it has been rounded.
     """
     structure = structure_of(model)
     batches = sample_of(list(calibration)).cut(TOKENS)

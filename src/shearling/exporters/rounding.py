@@ -1,8 +1,7 @@
-"""Round a matrix to few bits so that its outputs change little: each column's error goes into the columns behind it.
+"""GPTQ (Frantar et al., 2023), with the blocks of a GGUF file as groups.
 
 With A = mean x x^T over the inputs x of the projection, rounding W to Q costs tr((W - Q) A (W - Q)^T). Columns are
-rounded from left to right; what a column is off by is made up for, as far as A lets it, by those not rounded yet. This
-is GPTQ (Frantar et al., 2023), with the blocks of a GGUF file as its groups.
+rounded from left to right, and the columns not rounded yet are updated to compensate for each column's error.
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-BLOCK = 32  # neighbouring weights of a row that share a scale
-DAMP = 0.01  # added to A, as a share of its mean diagonal
+BLOCK = 32  # adjacent weights of a row that share a scale
+DAMP = 0.01  # added to the diagonal of A, as a share of its mean
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Whole numbers from `low` to `high`, times a scale in float16 for each block of a row.
+    """Integers from `low` to `high`, times a float16 scale per block of a row.
 
-    shares  of the range of a block that are tried for its scale: the largest weight may be cut off for the others' sake
+    shares  candidate scales as shares of a block's range; below 1, the largest weights are clipped
     """
 
     low: int
@@ -28,14 +27,14 @@ class Grid:
     shares: tuple[float, ...] = (1.0,)
 
     def scale(self, block: Tensor, importance: Tensor) -> Tensor:
-        """[D, 1]: the tried scale of a block [D, b] with the least error, columns weighed by importance [b]."""
+        """[D, 1]: the candidate scale of a block [D, b] with the least error, columns weighted by importance [b]."""
         extreme = block.gather(1, block.abs().argmax(1, keepdim=True))
         tried = torch.stack([(share * extreme / self.low).half().to(block) for share in self.shares])  # [tried, D, 1]
         errors = ((self.codes(block, tried) * tried - block).square() * importance).sum(-1)  # [tried, D]
         return tried.gather(0, errors.argmin(0)[None, :, None])[0]
 
     def codes(self, weights: Tensor, scale: Tensor) -> Tensor:
-        """The nearest whole numbers; 0 where the scale is."""
+        """The nearest integers; 0 where the scale is 0."""
         return (weights / scale.where(scale != 0, torch.inf)).round().clamp(self.low, self.high)
 
 
@@ -43,7 +42,7 @@ GRIDS = {"q8_0": Grid(-127, 127), "q4_0": Grid(-8, 7, (1.0, 0.95, 0.9, 0.85, 0.8
 
 
 def round_columns(weight: Tensor, A: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
-    """W [D, n] on the grid, and the scales [D, blocks] of its blocks."""
+    """Returns W [D, n] rounded to the grid, and the scales [D, blocks]."""
     rest = weight.detach().double().clone()
     factor = _factor(A.double())
     scales = []
@@ -64,7 +63,7 @@ def round_columns(weight: Tensor, A: Tensor, grid: Grid) -> tuple[Tensor, Tensor
 
 
 def _factor(A: Tensor) -> Tensor:
-    """The upper Cholesky factor of the inverse of A, damped; without inputs all columns are rounded on their own."""
+    """Upper Cholesky factor of the inverse of the damped A; identity if A is zero."""
     mean = A.diagonal().mean()
     eye = torch.eye(len(A), dtype=A.dtype, device=A.device)
     damped = A + DAMP * mean * eye if mean > 0 else eye

@@ -1,4 +1,4 @@
-"""The formats by name, and which of them suit a model."""
+"""The table of export formats."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 class Format:
     """One format.
 
-    name         what `--format` calls it
+    name         value of `--format`
     write        writes the model to the job's path
-    open_runner  opens what was written, to be run
-    runtime      what runs it, with its version
-    needed       packages to import
-    extra        the extra of shearling that brings them; empty where torch is enough
+    open_runner  opens the written file for running
+    runtime      name and version of the runtime
+    needed       required packages
+    extra        shearling's extra with these packages; empty if torch is enough
     suffix       of the file; empty for a directory
-    precisions   what it can be written in; the first is the default
-    unsuited     why the model cannot be written; None where it can. torch tells itself where it cannot trace a model
+    precisions   supported precisions; the first is the default
+    unsuited     why the model cannot be written, or None; tracing errors are reported by torch
     part         the part of the model that is written: all of it, or the encoder without its head
     """
 
@@ -50,7 +50,7 @@ class Format:
         return [name for name in self.needed if importlib.util.find_spec(name) is None]
 
     def precision(self, asked: str | None) -> str:
-        """The precision as the format calls it: `int8` is the format's best way to 8 bits, None its default."""
+        """The format's name of a precision: `int8` is its best 8-bit one, None its default."""
         if asked is None:
             return self.precisions[0]
         known = {"f16": "float16", "f32": "float32"}.get(asked, asked)
@@ -74,7 +74,7 @@ _FORMATS = (
         "torch", exported.write, exported.open_runner, exported.runtime, ("torch",), "", ".pt2",
         ("float32", "float16"),
     ),
-    Format(  # it has no ranges per batch
+    Format(  # no dynamic quantisation
         "openvino", openvino.write, openvino.open_runner, openvino.runtime, (*ONNX, "openvino"), "openvino", ".xml",
         ("float32", "float16", "int8-static"),
     ),
@@ -89,11 +89,11 @@ _FORMATS = (
 )  # fmt: skip
 FORMATS = {kind.name: kind for kind in _FORMATS}
 ALIASES = {"exported": "torch"}  # the name of the first edition
-INT8 = ("int8-dynamic", "int8-static", "q8_0")  # the best way to 8 bits first
+INT8 = ("int8-dynamic", "int8-static", "q8_0")  # in order of preference
 
 
 def find_format(name: str) -> Format:
-    """The format of a name, once the packages it needs are there."""
+    """Look a format up by name, and check that its packages are installed."""
     name = ALIASES.get(name, name)
     if name not in FORMATS:
         raise InputError(f"No format '{name}'; there are {', '.join(FORMATS)}.")
@@ -104,7 +104,7 @@ def find_format(name: str) -> Format:
 
 
 def suitable(model: PreTrainedModel) -> list[dict[str, Any]]:
-    """Every format, and whether it suits this model, as `export --format list --json` prints it."""
+    """Every format and whether it suits this model, as in `export --format list --json`."""
     found = []
     for kind in FORMATS.values():
         reason, missing = kind.unsuited(model), kind.missing
@@ -120,14 +120,14 @@ def suitable(model: PreTrainedModel) -> list[dict[str, Any]]:
 
 
 def check_suits(kind: Format, model: PreTrainedModel) -> None:
-    """Complain where the format cannot hold the model."""
+    """Raise if the format does not support the model."""
     if (reason := kind.unsuited(model)) is not None:
         others = ", ".join(row["format"] for row in suitable(model) if row["suits"])
         raise ModelError(f"The model cannot be written as {kind.name}: {reason}. Formats that suit it: {others}.")
 
 
 def describe_list(found: list[dict[str, Any]]) -> str:
-    """What `suitable` found, one line a format."""
+    """The result of `suitable` as text."""
     lines = []
     for row in found:
         why = row["reason"] or f"as {', '.join(row['precisions'])}"

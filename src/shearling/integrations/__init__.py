@@ -1,1 +1,1 @@
-"""Entry points from other libraries: transformers' Trainer, sentence-transformers."""
+"""Integrations with transformers' Trainer and sentence-transformers."""

@@ -1,8 +1,8 @@
-"""Models of sentence-transformers: take the transformer out of one, put the pruned one in, save it whole.
+"""Models of sentence-transformers: prune the transformer inside, and put it back.
 
-A SentenceTransformer or CrossEncoder is a list of modules whose first is a transformer. That one is pruned; pooling,
-Dense and Normalize modules, prompts, the longest text and the similarity stay as they are. The library itself is
-never imported here: a caller with such a model has imported it.
+A SentenceTransformer or CrossEncoder is a list of modules whose first is a transformer. Only this one is pruned;
+pooling, Dense and Normalize modules, prompts, maximum length and similarity are kept. The library is not imported
+here: a caller with such a model has imported it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import copy
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from shearling.checkpoint.sentence import Part, pooling_of_parts
+from shearling.checkpoint.sentence import SentenceModule, pooling_of_parts
 from shearling.errors import ModelError
 from shearling.models.pooling import Pooling, set_pooling
 from shearling.pipeline import Plan, Pruned
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def is_sentence_model(value: Any) -> bool:
-    """Whether this is a SentenceTransformer or a CrossEncoder (or a class made from one)."""
+    """Whether this is a SentenceTransformer or CrossEncoder, or of a subclass."""
     names = {base.__name__ for base in type(value).__mro__ if base.__module__.split(".")[0] == "sentence_transformers"}
     return bool(names & {"SentenceTransformer", "CrossEncoder"})
 
 
 def transformer_of(model: Any) -> PreTrainedModel:
-    """The transformer inside, which knows its pooling from now on."""
+    """The transformer inside, with the model's pooling attached."""
     from transformers import PreTrainedModel
 
     found = model.transformers_model if hasattr(model, "transformers_model") else model[0].auto_model
@@ -44,14 +44,14 @@ def transformer_of(model: Any) -> PreTrainedModel:
 
 
 def pooling_from(model: Any) -> Pooling | None:
-    """How the modules after the transformer make embeddings; None where they do not, as in a CrossEncoder."""
+    """The pooling defined by the modules after the transformer; None for a CrossEncoder."""
     parts = []
     for number, module in enumerate(model):
         kind = type(module).__name__
         if kind in ("Pooling", "Normalize", "Dense"):
             weights = {name: tensor.cpu() for name, tensor in module.state_dict().items()}
             config = {} if kind == "Normalize" else module.get_config_dict()
-            parts.append(Part(kind, config, weights, f"module {number} of the model"))
+            parts.append(SentenceModule(kind, config, weights, f"module {number} of the model"))
     names = ("similarity_fn_name", "prompts", "default_prompt_name")
     settings = {name: getattr(model, name, None) for name in names}
     return pooling_of_parts(parts, settings, getattr(model, "max_seq_length", None))
@@ -59,34 +59,34 @@ def pooling_from(model: Any) -> Pooling | None:
 
 @dataclass(frozen=True, repr=False)
 class PrunedSentenceModel(Pruned):
-    """The result for a SentenceTransformer or CrossEncoder: `model` is one of them, with a smaller transformer."""
+    """The result for a SentenceTransformer or CrossEncoder: `model` is one with a smaller transformer."""
 
     model: Any
 
     @property
     def transformer(self) -> PreTrainedModel:
-        """The transformer inside; its pooling, tokenizer and other modules are saved with it."""
+        """The transformer inside."""
         return transformer_of(self.model)
 
 
 def give_back(pruned: Pruned, sentence: Any) -> PrunedSentenceModel:
-    """The result as the caller gave it: the pruned transformer in a copy of the model around it."""
-    # deepcopy uses what its memo has instead of a copy, so the dense weights are never copied.
+    """Put the pruned transformer into a copy of the caller's model."""
+    # The memo makes deepcopy use the pruned transformer instead of copying the dense one.
     whole = copy.deepcopy(sentence, {id(transformer_of(sentence)): pruned.model})
     return PrunedSentenceModel(whole, pruned.kept, pruned.report, pruned.flipped)
 
 
 @dataclass(frozen=True)
 class SentencePlan(Plan):
-    """A measurement whose results are models of sentence-transformers."""
+    """A plan whose results are models of sentence-transformers."""
 
     sentence: Any = None
 
     def meet(self, target: Target) -> PrunedSentenceModel:
-        """As `Plan.meet`, in a copy of the model around the transformer."""
+        """Like `Plan.meet`, with the transformer in a copy of the caller's model."""
         return give_back(super().meet(target), self.sentence)
 
 
 def sentence_plan(plan: Plan, sentence: Any) -> SentencePlan:
-    """The same measurement, for the model that the transformer came in."""
+    """The plan for the model that contains the transformer."""
     return SentencePlan(**{one.name: getattr(plan, one.name) for one in fields(plan)}, sentence=sentence)

@@ -1,4 +1,4 @@
-"""Prune at the end of training, in one line of a Trainer script."""
+"""A Trainer callback that prunes at the end of training."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class PruneOnTrainEnd(TrainerCallback):
 
     >>> trainer.add_callback(shearling.PruneOnTrainEnd(flops=0.5, out="my-model-50"))  # doctest: +SKIP
 
-    out, force  where to write, and whether what is there may be replaced
+    out, force  output directory, and whether it may be replaced
     options     keywords of `shearling.prune`: flops, params, method, samples, ...
 
-    What cannot work (a place that cannot be written, an architecture without a row) fails before the training. What
-    fails after it is logged and kept in `error`: hours of training are not thrown away for it. `pruned` is the result.
+    An output that cannot be written or an unsupported architecture raises before the training. Later errors are logged
+    and stored in `error`, so that the trained model is not lost. `pruned` is the result.
     """
 
     def __init__(self, *, out: str | os.PathLike[str], force: bool = False, **options: Any) -> None:
@@ -64,23 +64,23 @@ class PruneOnTrainEnd(TrainerCallback):
                 data = _alike_everywhere(kwargs.get("train_dataloader"), args, self.options.get("seed", 0))
                 model = _merged(kwargs["model"], copied=True)
                 pruned = measure(model, data, **self.options, target=self.target).meet(self.target)
-                pruned.save(self.out, source=kwargs.get("processing_class"), force=self.force)  # all meet, one writes
+                pruned.save(self.out, source=kwargs.get("processing_class"), force=self.force)  # rank 0 writes
             self.pruned = pruned
             if state.is_world_process_zero:
                 logger.warning("pruned model written to %s\n%s", self.out, pruned)
-        except Exception as error:  # of ours, of torch, of the user's collator: the training is done and stays
+        except Exception as error:  # anything: the training must not be lost
             self.error = error
-            told = "" if isinstance(error, ShearlingError) else f"{type(error).__name__}: "
-            logger.error("The model was trained, but not pruned: %s%s", told, error, exc_info=bool(told))
+            kind = "" if isinstance(error, ShearlingError) else f"{type(error).__name__}: "
+            logger.error("The model was trained, but not pruned: %s%s", kind, error, exc_info=bool(kind))
 
 
 def _alike_everywhere(loader: Any, args: Any, seed: int) -> Any:
-    """The training data in an order that the seed alone decides, the same on every rank of a distributed run."""
+    """The training data in an order that depends only on the seed, the same on every rank."""
     if loader is None:
         raise DataError("The trainer has no training data to calibrate on.")
     dataset = loader.dataset
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-        return loader  # a stream: as it comes
+        return loader  # a stream
     return DataLoader(
         dataset,
         batch_size=args.per_device_train_batch_size,
@@ -91,7 +91,7 @@ def _alike_everywhere(loader: Any, args: Any, seed: int) -> Any:
 
 
 def _merged(model: Any, *, copied: bool) -> PreTrainedModel:
-    """The model itself; where adapters were trained, with them merged into a copy."""
+    """The model, with trained adapters merged into a copy."""
     if not hasattr(model, "merge_and_unload"):
         return model
     return copy.deepcopy(model).merge_and_unload() if copied else model.get_base_model()

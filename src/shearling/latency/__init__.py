@@ -1,1 +1,1 @@
-"""Time as a constraint: measured on the user's own layers, device and shape."""
+"""Latency as a constraint, measured on the user's own model, device and input shape."""

@@ -1,4 +1,4 @@
-"""From readings of whole models to seconds per sublayer."""
+"""Turn timings of whole models into seconds per sublayer."""
 
 from __future__ import annotations
 
@@ -13,77 +13,76 @@ from numpy.typing import NDArray
 
 from shearling.latency.fit import cleaned
 from shearling.latency.table import Entry, shapes_in
-from shearling.latency.timing import Reading, Times
-from shearling.latency.variants import Shape, sublayers_between
+from shearling.latency.timing import Times, Timing
+from shearling.latency.variants import TimedShape, sublayers_between
 from shearling.models.structure import Structure
 from shearling.models.sublayer import Sublayer
 
 
 @dataclass(frozen=True)
-class Readings:
-    """All runs: of the dense model, of the one with no unit left, of that one with fewer layers, and of each count."""
+class Timings:
+    """All timings: the dense model, the model without units, the same with fewer layers, and each shape and count."""
 
-    whole: list[Reading]
-    empty: list[Reading]
-    short_empty: list[Reading]
-    shapes: list[list[list[Reading]]]
+    whole: list[Timing]
+    empty: list[Timing]
+    short_empty: list[Timing]
+    shapes: list[list[list[Timing]]]
 
     @classmethod
-    def none_yet(cls, shapes: Sequence[Shape]) -> Readings:
-        """Nothing read yet."""
+    def none_yet(cls, shapes: Sequence[TimedShape]) -> Timings:
+        """Empty lists."""
         return cls([], [], [], [[[] for _ in shape.counts] for shape in shapes])
 
     @property
     def two_sided(self) -> bool:
-        """Whether host and device were read apart."""
+        """Whether host and device were timed separately."""
         return self.whole[0].launch is not None
 
     @cached_property
     def pace(self) -> float:
-        """What the host took for its reference run, typically."""
+        """Median time of the host's reference run."""
         counted = (place for shape in self.shapes for place in shape)
         found = [r.pace for place in (self.whole, self.empty, self.short_empty, *counted) for r in place if r.pace]
         return float(np.median(found))
 
-    def times(self, found: Sequence[Reading], side: str) -> Times:
-        """One side of some runs, summed up; of the host's, as if it had always been equally fast."""
+    def times(self, found: Sequence[Timing], side: str) -> Times:
+        """Statistics of one side of some runs; host times are normalised by the host's speed at that moment."""
         if side == "seconds":
-            return Times.of([reading.seconds for reading in found])
+            return Times.of([timing.seconds for timing in found])
         return Times.of([self.pace * cast(float, r.launch) / cast(float, r.pace) for r in found])
 
 
 @dataclass(frozen=True)
 class Timed:
-    """One side of the table, assembled: per shape the times by count and their spread, and the two anchors."""
+    """One side of the table: the two anchors, and per shape the times and their spread by count."""
 
     whole: float
     fixed: float
     times: list[list[float]]
     spread: list[list[float]]
 
-    def entry(self, number: int, shape: Shape, host: Timed | None) -> Entry:
+    def entry(self, number: int, shape: TimedShape, host: Timed | None) -> Entry:
         """The table's entry for a shape."""
         beside = (host.times[number], host.spread[number]) if host else (None, None)
         return Entry(*shape.key, shape.counts, self.times[number], self.spread[number], *beside)
 
 
 def assemble(
-    structure: Structure, short: Structure, shapes: Sequence[Shape], readings: Readings, *, side: str
+    structure: Structure, short: Structure, shapes: Sequence[TimedShape], timings: Timings, *, side: str
 ) -> Timed:
     """Solve for the time of each count.
 
-    structure, short   the model, and the one that stood in for it (the same, unless that took too long)
+    structure, short   the model, and the model that was timed in its place (with fewer layers if it is slow)
 
-    Going from one count to the next makes some number of sublayers larger; the difference of the two runs, divided by
-    that number, is what one of them took more. Then all is scaled so that dense and empty model come out exactly.
-    The host launches the same work for any count but 0: its times differ by noise alone, and their median stands for
-    all of them.
+    From one count to the next, some number of sublayers grows; the difference of the two runs divided by that number is
+    the extra time of one of them. The result is scaled to reproduce the dense and the empty model exactly. The host
+    launches the same work for every count but 0: its times differ only by noise, so their median is used.
     """
-    summed_up = partial(readings.times, side=side)
-    whole, empty = summed_up(readings.whole).median, summed_up(readings.empty).median
-    start = summed_up(readings.short_empty) if short is not structure else summed_up(readings.empty)
+    summed_up = partial(timings.times, side=side)
+    whole, empty = summed_up(timings.whole).median, summed_up(timings.empty).median
+    start = summed_up(timings.short_empty) if short is not structure else summed_up(timings.empty)
     times, spread = [], []
-    for shape, places in zip(shapes, readings.shapes, strict=True):
+    for shape, places in zip(shapes, timings.shapes, strict=True):
         runs = [start, *(summed_up(place) for place in places[1:])]
         parts = np.array([sublayers_between(short, shape, *step) for step in pairwise(shape.counts)])
         rise = np.diff([run.median for run in runs]) / np.maximum(parts, 1) * (parts > 0)
@@ -105,11 +104,11 @@ def assemble(
 
 def _sum_over(
     structure: Structure,
-    shapes: Sequence[Shape],
+    shapes: Sequence[TimedShape],
     times: Sequence[NDArray[np.float64]],
     count: Callable[[Sublayer], int],
 ) -> float:
-    """What all sublayers take with so many units each."""
+    """Total time of all sublayers with `count` units each."""
     by_shape = {shape.key: dict(zip(shape.counts, t, strict=True)) for shape, t in zip(shapes, times, strict=True)}
     pairs = zip(structure.sublayers, shapes_in(structure), strict=True)
     return float(sum(by_shape[key][count(s)] for s, key in pairs if s.units))

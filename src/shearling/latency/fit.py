@@ -1,6 +1,6 @@
-"""Clean the times by count of noise, and fit Alg. 2's function to them.
+"""Denoise times by count, and fit the function of Alg. 2 to them.
 
-That function is a constant overhead c up to a threshold T, then a slope a for each unit more.
+That function is a constant overhead c up to a threshold T, then rises with slope a per unit.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from numpy.typing import NDArray
 
 from shearling.costs import Piecewise
 
-TIE = 1e-12  # of the sum of squares; closer errors differ by rounding only
-NOISE = 2.0  # spreads; a deeper dip is how the hardware behaves, and stays
+TIE = 1e-12  # of the sum of squares; smaller differences are rounding
+NOISE = 2.0  # spreads; a deeper dip is real hardware behaviour and is kept
 
 Floats = NDArray[np.float64]
 
 
 def fit(curve: Floats) -> Piecewise:
-    """The piecewise-linear function with the least mean squared error over every count from 1 on, by exact search.
+    """The least-squares piecewise-linear function over all counts from 1 on, by exact search over thresholds.
 
     curve   [units + 1], seconds by count
 
-    For a given threshold this is a straight line in x = max(0, k - T), so its sums over all counts come from running
-    totals, and all thresholds together cost no more than one pass. Neither overhead nor slope may be negative: the
-    search spends a budget on them. The cost at 0 is 0 in the paper's function, whatever the table says.
+    For a given threshold this is a linear regression on x = max(0, k - T), whose sums come from cumulative sums, so
+    all thresholds are evaluated in one pass. Overhead and slope are constrained to be non-negative, as the search
+    needs. The cost at 0 is 0 in the paper's function, whatever the table has.
     """
     y = np.asarray(curve[1:], dtype=np.float64)
     if not len(y):
         return Piecewise(0.0)
     k = np.arange(1, len(y) + 1, dtype=np.float64)
-    T = np.arange(len(y), dtype=np.float64)  # thresholds; the last count always lies on the slope
+    T = np.arange(len(y), dtype=np.float64)  # thresholds; the last count is always on the slope
     n = float(len(y))
     terms = (np.ones_like(k), k, k * k, y, k * y)
     counts, ks, kks, ys, kys = (np.cumsum(term[::-1])[::-1] for term in terms)  # entry T: the sum over k > T
@@ -44,12 +44,12 @@ def fit(curve: Floats) -> Piecewise:
     slope = np.divide(n * sxy - sx * sy, determinant, out=np.zeros_like(sx), where=determinant > 0)
     slope = np.maximum(slope, 0.0)
     overhead = (sy - slope * sx) / n
-    negative = overhead < 0  # then the best line starts at 0
+    negative = overhead < 0  # refit with zero overhead
     slope = np.where(negative, np.divide(sxy, sxx, out=np.zeros_like(sx), where=sxx > 0), slope)
     overhead = np.where(negative, 0.0, overhead)
 
     error = syy + slope**2 * sxx + n * overhead**2 + 2 * slope * overhead * sx - 2 * slope * sxy - 2 * overhead * sy
-    best = int(np.flatnonzero(error <= error.min() + TIE * syy)[0])  # of equals, the lowest threshold
+    best = int(np.flatnonzero(error <= error.min() + TIE * syy)[0])  # lowest threshold among ties
     return Piecewise(float(slope[best]), float(overhead[best]), int(T[best]))
 
 
@@ -59,17 +59,17 @@ def values(piecewise: Piecewise, units: int) -> Floats:
 
 
 def cleaned(units: Sequence[int], values: Sequence[float] | Floats, spread: Sequence[float] | Floats | None) -> Floats:
-    """The times without what the spread says is noise."""
+    """The times with measurement noise removed."""
     noise = np.zeros(len(units)) if spread is None else np.asarray(spread)
     return without_noise(steadied(units, values, noise), noise)
 
 
 def steadied(units: Sequence[int], values: Sequence[float] | Floats, spread: Sequence[float] | Floats) -> Floats:
-    """Move each time towards the piecewise-linear fit, as far as its spread says that it cannot be trusted.
+    """Shrink each time towards the piecewise-linear fit according to its spread.
 
-    An allocation looks for cheap counts, so on a busy machine it would find those that were timed in a quiet moment.
-    How far the hardware itself departs from the fit is what is left of the residuals once the noise is taken off; on
-    a quiet machine that is all of them, and plateaus and steps stay where they are.
+    The allocation looks for cheap counts, so on a busy machine it would prefer those timed in a quiet moment. The
+    variance of the residuals minus that of the noise estimates the hardware's true deviation from the fit; on a quiet
+    machine plateaus and steps are kept.
     """
     times, noise = np.asarray(values, dtype=np.float64), np.asarray(spread, dtype=np.float64) ** 2
     if len(times) < 3:
@@ -78,16 +78,16 @@ def steadied(units: Sequence[int], values: Sequence[float] | Floats, spread: Seq
     line = np.array([smooth(count) for count in units])
     real = max(float(np.mean((times - line)[1:] ** 2 - noise[1:])), 0.0)
     trust = np.divide(real, real + noise, out=np.ones_like(noise), where=noise > 0)
-    trust[0] = 1.0  # zero units take no time
+    trust[0] = 1.0  # zero units take zero time
     steady: Floats = trust * times + (1 - trust) * line
     return steady
 
 
 def without_noise(values: Sequence[float] | Floats, spread: Sequence[float] | Floats) -> Floats:
-    """Pool neighbours that go down no further than the noise: more units do not take less time.
+    """Pool adjacent values that decrease by no more than the noise, as in isotonic regression.
 
-    Plateaus and steps are left exactly as they were measured, and so is a dip that noise cannot explain (hardware
-    does run some sizes faster than smaller ones).
+    Plateaus and steps are kept exactly, and so are dips that noise cannot explain (hardware does run some sizes faster
+    than smaller ones).
     """
     blocks: list[tuple[float, float, int]] = []  # mean, spread, points
     for value, noise in zip(values, spread, strict=True):

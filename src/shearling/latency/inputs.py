@@ -1,4 +1,4 @@
-"""Inputs of a given shape, for timing: their values do not matter, only their size."""
+"""Random inputs of a given shape, for timing."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from shearling.models.positions import positions_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ORDINARY = 10  # token ids from here on are words, not padding or other special tokens, in most vocabularies
+ORDINARY = 10  # lower token ids are special tokens in most vocabularies
 
 
 def example_inputs(model: PreTrainedModel, batch_size: int, seq_len: int) -> dict[str, Tensor]:
-    """Random inputs without padding. Models of images and fixed-length audio take their own size for the length.
+    """Random inputs without padding. Image and fixed-length audio models use their own size instead of `seq_len`.
 
-    No attention mask is given: with one, transformers asks the device whether all of it is ones, which makes the
-    host wait and hides which of the two sets the pace.
+    Without an attention mask, because transformers would check on the device whether it is all ones; that synchronises
+    and hides whether host or device is the bottleneck.
     """
     for name, value in {"batch size": batch_size, "length": seq_len}.items():
         if value < 1:
@@ -49,15 +49,15 @@ def example_inputs(model: PreTrainedModel, batch_size: int, seq_len: int) -> dic
 
 
 def shape_of_inputs(inputs: dict[str, Tensor]) -> tuple[int, int]:
-    """(batch size, length) of the caller's own inputs; a length is the second side of what has one."""
+    """(batch size, length) of the caller's own inputs; the length is the second dimension, if any."""
     tensors = [inputs[name] for name in ("input_ids", *inputs) if name in inputs and inputs[name].dim()]
     if not tensors:
-        raise InputError(f"The inputs {sorted(inputs)} hold no tensor with a batch of examples in it.")
+        raise InputError(f"The inputs {sorted(inputs)} have no tensor with a batch dimension.")
     return len(tensors[0]), tensors[0].shape[1] if tensors[0].dim() > 1 else 1
 
 
 def placed(inputs: dict[str, Tensor], model: PreTrainedModel) -> dict[str, Tensor]:
-    """On the model's device, numbers in its dtype."""
+    """Move inputs to the model's device, floats to its dtype."""
     device = device_of(model)
     return {k: v.to(device, model.dtype if v.is_floating_point() else None) for k, v in inputs.items()}
 
@@ -71,7 +71,7 @@ def _tokens(config: Any, batch_size: int, seq_len: int) -> Tensor:
     end = getattr(config, "eos_token_id", None)
     if isinstance(end, int) and 0 <= end < size:
         ids[ids == end] = size - 1 if end != size - 1 else size - 2
-        ids[:, -1] = end  # some heads look for it
+        ids[:, -1] = end  # some heads look for the end token
     return ids
 
 

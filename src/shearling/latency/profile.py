@@ -1,12 +1,11 @@
-"""Time the user's own model with fewer and fewer units.
+"""Time the user's own model with varying numbers of units.
 
-For each shape of sublayer and each count k, the model itself is run with k units in every sublayer of that shape and
-none in any other; what that takes beyond the model with no unit at all, divided by the number of those sublayers, is
-the time of k units. Whole models are run, not single sublayers, because that predicts the time of whole models: caches
-and a GPU's queue then behave as in real use. Where a run of all layers would take too long, a model with only the
-first few layers is run instead.
+For each shape of sublayer and each count k, the model is run with k units in every sublayer of that shape and none in
+the others; the difference to the model without any units, divided by the number of those sublayers, is the time of k
+units. Whole models are run instead of single sublayers, so that caches and a GPU's queue behave as in real use. If a
+run of all layers takes too long, a model with only the first few layers is run instead.
 
-The table is then anchored at both ends, by the dense model and by the one with no unit left, both in full depth.
+The table is then scaled to the times of the dense and of the empty model, both at full depth.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ from shearling.engine.hooks import device_of, frozen
 from shearling.engine.precision import dtype_name
 from shearling.engine.progress import Progress, silent
 from shearling.errors import InputError
-from shearling.latency.assemble import Readings, assemble
+from shearling.latency.assemble import Timings, assemble
 from shearling.latency.inputs import example_inputs, placed, shape_of_inputs
 from shearling.latency.table import Table
-from shearling.latency.timing import Reading, Run, both_sides, check_runtime, device_name, runner, wall
-from shearling.latency.variants import Shape, same_in_every_layer, shapes_of, shortened, with_units
+from shearling.latency.timing import Run, Timing, both_sides, check_runtime, device_name, runner, wall
+from shearling.latency.variants import TimedShape, same_in_every_layer, shapes_of, shortened, with_units
 from shearling.models.structure import Structure, structure_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-BUDGET = 60.0  # seconds, about
+BUDGET = 60.0  # approximate seconds
 FEWEST, GOAL, MOST = 3, 5, 15  # rounds
-VISIT = 0.02  # seconds of timed runs a visit, where runs are short
-LEAST_RUNS, MOST_RUNS = 2, 5  # a visit
-ANCHOR_EVERY = 16  # visits; the two ends matter most
+VISIT = 0.02  # seconds of timed runs per visit, where runs are short
+LEAST_RUNS, MOST_RUNS = 2, 5  # per visit
+ANCHOR_EVERY = 16  # visits between timings of the dense and empty models, which matter most
 
 
 def profile(
@@ -54,12 +53,12 @@ def profile(
     inputs: dict[str, Tensor] | None = None,
     progress: Progress = silent,
 ) -> Table:
-    """The latency table of a model, on the device and in the dtype it is in.
+    """Measure the latency table of a model, on its device and in its dtype.
 
-    threads  of the CPU; as many as torch uses unless given
-    runtime  "eager", or "graphs": each model is recorded as a CUDA graph and replayed, so no launch is waited for
-    budget   seconds to spend, about; fewer layers and rounds are timed when it is short
-    inputs   your own, where the model takes something unusual; the table then has their batch size and length
+    threads  CPU threads; default: torch's setting
+    runtime  "eager", or "graphs": models are recorded as CUDA graphs and replayed, without launch overhead
+    budget   approximate seconds to spend; a short budget times fewer layers and rounds
+    inputs   your own inputs, for unusual models; their batch size and length are used
     """
     if not budget > 0 or (threads is not None and threads < 1):
         raise InputError(f"A budget of {budget} seconds and {threads} threads: both must be positive.")
@@ -77,9 +76,9 @@ def profile(
         start = time.perf_counter()
         depth = _depth(structure, shapes, bench.once(model), budget)
         short = shortened(structure, depth) if depth else structure
-        readings, rounds = _rounds(bench, structure, short, shapes, budget - time.perf_counter() + start, progress)
-        seconds = assemble(structure, short, shapes, readings, side="seconds")
-        launch = assemble(structure, short, shapes, readings, side="launch") if readings.two_sided else None
+        timings, rounds = _rounds(bench, structure, short, shapes, budget - time.perf_counter() + start, progress)
+        seconds = assemble(structure, short, shapes, timings, side="seconds")
+        launch = assemble(structure, short, shapes, timings, side="launch") if timings.two_sided else None
         return Table(
             device=device_name(bench.device),
             device_type=bench.device.type,
@@ -102,16 +101,19 @@ def profile(
 
 @dataclass
 class _Bench:
-    """Runs models on the example, and times them."""
+    """Times models on the example.
+
+    reference  a fixed run whose time shows the current speed of the host
+    """
 
     example: dict[str, Tensor]
     device: torch.device
     runtime: str
-    reference: Run | None = None  # always the same run: its time shows the current speed of the host
+    reference: Run | None = None
 
     @property
     def two_sided(self) -> bool:
-        """Whether the host launches the work while the device does it."""
+        """Whether host and device work concurrently and are timed separately."""
         return self.device.type == "cuda" and self.runtime == "eager"
 
     def once(self, model: PreTrainedModel) -> float:
@@ -120,29 +122,29 @@ class _Bench:
         wall(run, self.device)
         return wall(run, self.device)
 
-    def visit(self, model: PreTrainedModel) -> Reading:
-        """A warm-up, then some runs, of which the fastest counts: what disturbs a run only ever makes it slower."""
+    def visit(self, model: PreTrainedModel) -> Timing:
+        """A warm-up, then the fastest of some runs: disturbances only make runs slower."""
         model.eval()
         run = runner(model, self.example, self.runtime)
         wall(run, self.device)
-        found: list[Reading] = []
+        found: list[Timing] = []
         while len(found) < LEAST_RUNS or (len(found) < MOST_RUNS and sum(r.seconds for r in found) < VISIT):
             found.append(self.read(run))
         launches = [r.launch for r in found if r.launch is not None]
         paces = [r.pace for r in found if r.pace is not None]
-        return Reading(min(r.seconds for r in found), min(launches, default=None), min(paces, default=None))
+        return Timing(min(r.seconds for r in found), min(launches, default=None), min(paces, default=None))
 
-    def read(self, run: Run) -> Reading:
+    def read(self, run: Run) -> Timing:
         """One run."""
         if self.reference is None:
-            return Reading(wall(run, self.device))
+            return Timing(wall(run, self.device))
         return both_sides(run, self.device, self.reference)
 
 
-def _depth(structure: Structure, shapes: Sequence[Shape], whole: float, budget: float) -> int:
-    """How many layers of each stack to run, so that enough rounds fit into the budget; 0 for all of them.
+def _depth(structure: Structure, shapes: Sequence[TimedShape], whole: float, budget: float) -> int:
+    """Number of layers per stack to run so that enough rounds fit into the budget; 0 for all.
 
-    A visit runs a model with about a quarter of the units three times, the warm-up included.
+    Assumes that a visit runs a model with about a quarter of the units three times, warm-up included.
     """
     layers = max(len(stack.layers) for stack in structure.stacks)
     if not same_in_every_layer(structure):
@@ -157,18 +159,18 @@ def _rounds(
     bench: _Bench,
     structure: Structure,
     short: Structure,
-    shapes: Sequence[Shape],
+    shapes: Sequence[TimedShape],
     budget: float,
     progress: Progress,
-) -> tuple[Readings, int]:
-    """Visit every model once a round, in an order that turns around, until the budget is spent."""
-    readings = Readings.none_yet(shapes)
+) -> tuple[Timings, int]:
+    """Visit every model once per round, alternating the direction, until the budget is spent."""
+    timings = Timings.none_yet(shapes)
     start, rounds = time.perf_counter(), 0
     while rounds < MOST:
         spent = time.perf_counter() - start
         if rounds >= FEWEST and spent * (rounds + 1) / rounds > budget:
             break
-        visits = list(_visits(structure, short, shapes, readings))
+        visits = list(_visits(structure, short, shapes, timings))
         if rounds % 2:
             visits.reverse()
         for done, (build, place) in enumerate(visits):
@@ -177,21 +179,21 @@ def _rounds(
             of_budget = (time.perf_counter() - start) / max(budget, 1e-9)
             progress(int(1000 * min(at_least, of_budget, 1.0)), 1000)
         rounds += 1
-    return readings, rounds
+    return timings, rounds
 
 
 def _visits(
-    structure: Structure, short: Structure, shapes: Sequence[Shape], readings: Readings
-) -> Iterator[tuple[Callable[[], PreTrainedModel], list[Reading]]]:
-    """What to build and where its readings go; the dense and the empty model again and again among the others."""
-    anchors: list[tuple[Callable[[], PreTrainedModel], list[Reading]]] = [
-        (lambda: structure.model, readings.whole),
-        (partial(with_units, structure, None, 0), readings.empty),
+    structure: Structure, short: Structure, shapes: Sequence[TimedShape], timings: Timings
+) -> Iterator[tuple[Callable[[], PreTrainedModel], list[Timing]]]:
+    """(how to build the model, list for its timings); the dense and empty models are repeated among the others."""
+    anchors: list[tuple[Callable[[], PreTrainedModel], list[Timing]]] = [
+        (lambda: structure.model, timings.whole),
+        (partial(with_units, structure, None, 0), timings.empty),
     ]
     if short is not structure:
-        anchors.append((partial(with_units, short, None, 0), readings.short_empty))
+        anchors.append((partial(with_units, short, None, 0), timings.short_empty))
     passed = 0
-    for shape, places in zip(shapes, readings.shapes, strict=True):
+    for shape, places in zip(shapes, timings.shapes, strict=True):
         for count, place in zip(shape.counts[1:], places[1:], strict=True):
             if passed % ANCHOR_EVERY == 0:
                 yield from anchors

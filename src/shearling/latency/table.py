@@ -1,8 +1,8 @@
-"""The latency table: what k units of a sublayer take, on one device, at one batch size, length and dtype.
+"""The latency table: time of k units of a sublayer on one device, at one batch size, length and dtype.
 
-Time on a GPU has two sides that run at once: the host launches the work, the device does it, and the slower of the
-two sets the pace. A table of a GPU therefore holds both (`seconds` of the device, `launch` of the host), each adds up
-over the sublayers, and the forward pass takes the larger sum. On a CPU there is one side only.
+With a GPU, host and device work concurrently: the host launches kernels, the device runs them, and the slower one is
+the bottleneck. A table of a GPU therefore has both times (`seconds` of the device, `launch` of the host); each is
+summed over the sublayers, and the forward pass takes the larger sum. On a CPU there is only one.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from shearling.schema import TABLE
 
 FORMAT = 1
 MAX_BYTES = 64 * 2**20
-RESTLESS = 0.15  # spread over time, from which on a table is not to be relied on
-WAITING = 1.2  # times its own work; above this, a note says that the GPU waits for the host
+RESTLESS = 0.15  # spread / time above which a table is unreliable
+WAITING = 1.2  # ratio of total to device time above which a note says that the GPU waits for the host
 
-ShapeKey = tuple[int, str, int, int, int]  # stack, kind, width, hidden size, weights of a unit
+ShapeKey = tuple[int, str, int, int, int]  # stack, kind, width, hidden size, weights per unit
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The times of one shape of sublayer, shared by all the sublayers of that shape.
+    """Times of one shape of sublayer, shared by all sublayers of that shape.
 
-    units    the counts that were timed, from 0 to every unit
-    seconds  beyond what the sublayer takes with no unit left (its bias, residual and norm)
+    units    timed counts, from 0 to all units
+    seconds  in addition to the sublayer without units (its bias, residual and norm)
     spread   half the interquartile range of the repeated runs
-    launch   the host's share, where it runs beside the device, with its own spread
+    launch   time of the host, on a GPU, with its own spread
     """
 
     stack: int
@@ -52,11 +52,11 @@ class Entry:
 
     @property
     def shape(self) -> ShapeKey:
-        """What makes two sublayers alike: all but their number of units."""
+        """What the time of a unit depends on."""
         return self.stack, self.kind, self.width, self.hidden_size, self.weights_per_unit
 
     def curve(self, side: str = "seconds") -> Floats:
-        """[units + 1]: the time of every count, noise taken out, straight lines between the counts that were timed."""
+        """[units + 1]: denoised time of every count, interpolated linearly between timed counts."""
         spread, times = self.side(side)
         return np.interp(np.arange(self.units[-1] + 1), self.units, cleaned(self.units, times, spread))
 
@@ -69,7 +69,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Table:
-    """All of it; `fixed` is what stays when every unit is gone, `whole` the dense forward pass."""
+    """The latency table; `whole` is the dense forward pass, `fixed` the part that cannot be pruned."""
 
     device: str
     device_type: str
@@ -90,27 +90,27 @@ class Table:
 
     @property
     def dense(self) -> float:
-        """Seconds of the dense forward pass: the slower side of it."""
+        """Seconds of the dense forward pass: the larger side."""
         return max(self.whole, self.whole_launch or 0.0)
 
     @property
     def sides(self) -> dict[str, float]:
-        """`seconds` of the device, and `launch` of the host where it runs beside it: what stays of each."""
+        """The fixed part of each side: `seconds` of the device and, on a GPU, `launch` of the host."""
         return {"seconds": self.fixed} | ({} if self.fixed_launch is None else {"launch": self.fixed_launch})
 
     @property
     def slower_side(self) -> str:
-        """The one that sets the pace of the dense model."""
+        """The side that is the bottleneck of the dense model."""
         return "launch" if (self.whole_launch or 0.0) > self.whole else "seconds"
 
     @property
     def floor(self) -> float:
-        """Seconds that stay when every unit is gone."""
+        """Seconds of the forward pass without any units."""
         return max(self.sides.values())
 
     @property
     def unrest(self) -> float:
-        """How much repeated runs differed, typically: spread over time. A quiet machine stays below a few percent."""
+        """Median of spread / time; below a few percent on a quiet machine."""
         shares = [s / t for e in self.sublayers for s, t in zip(*e.side(self.slower_side), strict=True) if t > 0]
         return float(np.median(shares)) if shares else 0.0
 
@@ -119,7 +119,7 @@ class Table:
         return {"format": FORMAT, **asdict(self)}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the table, complete or not at all."""
+        """Write the table atomically."""
         target = Path(path)
         write_whole(target, json_text(self.to_json()))
         return target
@@ -131,13 +131,13 @@ class Table:
         return [by_shape[shape][: s.units + 1] if s.units else np.zeros(1) for s, shape in found]
 
     def layer_shares(self, structure: Structure) -> list[float]:
-        """Per layer of the model, its share of the dense forward pass."""
+        """Per layer, its share of the dense forward pass."""
         times = iter(self.curves(structure, self.slower_side))
         layers = [layer for stack in structure.stacks for layer in stack.sublayers]
         return [float(sum(next(times)[-1] for _ in layer)) / self.dense for layer in layers]
 
     def predict(self, structure: Structure, counts: Sequence[int]) -> float:
-        """Seconds of the forward pass with these units left."""
+        """Predicted seconds of the forward pass with these counts."""
         return max(
             fixed + float(sum(curve[n] for curve, n in zip(self.curves(structure, side), counts, strict=True)))
             for side, fixed in self.sides.items()
@@ -168,18 +168,18 @@ class Table:
 
 
 def milli(seconds: float) -> str:
-    """Seconds as people read them."""
+    """Format seconds with a suitable unit."""
     scale, unit = (1, "s") if seconds >= 1 else (1e3, "ms") if seconds >= 1e-3 or not seconds else (1e6, "µs")
     return f"{scale * seconds:.0f} {unit}" if scale * seconds >= 100 else f"{scale * seconds:.3g} {unit}"
 
 
 def restless(unrest: float) -> str:
-    """The warning about a table that was measured while the machine was busy."""
+    """Warning about a table measured on a busy machine."""
     return f"the machine was busy: repeated runs differ by {unrest:.0%}; measure the table again when it is quiet"
 
 
 def shapes_in(structure: Structure) -> list[ShapeKey]:
-    """Per sublayer, what the time of a unit depends on, from the modules as they are."""
+    """Per sublayer, what the time of a unit depends on."""
     return [
         (index, s.kind, s.width, int(s.weight.shape[0]), s.weights_per_unit if s.units else 0)
         for index, stack in enumerate(structure.stacks)
@@ -189,7 +189,7 @@ def shapes_in(structure: Structure) -> list[ShapeKey]:
 
 
 def load_table(path: str | os.PathLike[str]) -> Table:
-    """A table from a file; every field is checked, because files get edited or cut short."""
+    """Read a table from a file and check every field."""
     record = TABLE.read(Path(path), most=MAX_BYTES)
     entries = [Entry(**entry) for entry in record.pop("sublayers")]
     record.pop("format")
@@ -197,7 +197,7 @@ def load_table(path: str | os.PathLike[str]) -> Table:
 
 
 def check_fits(table: Table, structure: Structure) -> None:
-    """Raise unless the table was measured on a model of this shape."""
+    """Raise unless the table was measured on a model with these shapes."""
     known = {entry.shape: entry.units[-1] for entry in table.sublayers}
     missing = (
         f"has no times for the {s.name} ({s.units} units of width {s.width}, hidden size {shape[3]})"
@@ -214,7 +214,7 @@ def check_fits(table: Table, structure: Structure) -> None:
 
 
 def _sizes(layers: Sequence[dict[str, int]]) -> str:
-    """`12 layers of 12 heads and 3072 filters`, or the sizes themselves where layers differ."""
+    """`12 layers of 12 heads and 3072 filters`, or a list where layers differ."""
     if any(layer != layers[0] for layer in layers):
         return f"{len(layers)} layers {layers}"
     return f"{len(layers)} layers of " + " and ".join(f"{count} {kind}" for kind, count in layers[0].items())

@@ -1,7 +1,4 @@
-"""Runs of a model, eager or recorded as a CUDA graph; clocks; and runs that take turns.
-
-What disturbs the machine disturbs all that take turns alike.
-"""
+"""Timing of forward passes, eager or as CUDA graphs; models to be compared are run alternately."""
 
 from __future__ import annotations
 
@@ -30,13 +27,13 @@ if TYPE_CHECKING:
 
 Run = Callable[[], object]
 
-HEAD_START = 2e9  # clock ticks a second, about: how long a GPU is kept waiting so that the host gets ahead of it
+HEAD_START = 2e9  # approximate GPU clock in Hz, for delaying the device until the host is ahead
 LONGEST_WAIT = 2.0  # seconds
-LONGEST_TURNS = 20.0  # seconds, about
+LONGEST_TURNS = 20.0  # approximate seconds
 
 
 def check_runtime(runtime: str, device: torch.device) -> None:
-    """Raise unless models can be run in this way there."""
+    """Raise unless the runtime is known and supported on the device."""
     if runtime not in RUNTIMES:
         raise InputError(f"There is no runtime {runtime!r}; choose from {', '.join(RUNTIMES)}.")
     if device.type not in ("cpu", "cuda"):
@@ -46,32 +43,32 @@ def check_runtime(runtime: str, device: torch.device) -> None:
 
 
 def runner(model: PreTrainedModel, example: dict[str, Tensor], runtime: str) -> Run:
-    """One forward pass of the model on the example, as often as it is called."""
+    """A callable that runs one forward pass on the example."""
     run = partial(model, **example)
     if runtime == "eager":
         return run
-    run()  # what fails here has nothing to do with graphs
+    run()  # raises errors unrelated to graphs
     try:
         graph = recorded(run, device_of(model))
     except torch.cuda.OutOfMemoryError:
         raise
-    except RuntimeError as error:  # the forward pass asks the device for something, or copies from the host
+    except RuntimeError as error:  # the forward pass synchronises with or copies from the host
         why = str(error).strip().partition("\n")[0]
         raise InputError(
             f"{type(model).__name__} cannot be recorded as a CUDA graph ({why}); use the runtime 'eager'."
         ) from error
 
-    def replay(recorded_from: Run = run) -> None:  # which has to live as long: the graph reads its memory
+    def replay(recorded_from: Run = run) -> None:  # keeps `run` alive: the graph reads its memory
         graph.replay()
 
     return replay
 
 
 @dataclass(frozen=True)
-class Reading:
-    """One run: seconds of the device, and of the host where it runs beside the device.
+class Timing:
+    """One run: seconds of the device and, if timed separately, of the host.
 
-    pace  seconds the host took just then for a run that is always the same: hosts change their speed
+    pace  seconds of the host for a fixed reference run at that moment, since the host's speed varies
     """
 
     seconds: float
@@ -81,20 +78,20 @@ class Reading:
 
 @dataclass(frozen=True)
 class Times:
-    """Repeated runs, summed up by their median and half the interquartile range."""
+    """Median and half the interquartile range of repeated runs."""
 
     median: float
     spread: float
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Times:
-        """Of some readings."""
+        """Statistics of some timings."""
         low, middle, high = np.percentile(np.asarray(values, dtype=np.float64), (25, 50, 75))
         return cls(float(middle), float(high - low) / 2)
 
 
 def wall(run: Run, device: torch.device) -> float:
-    """Seconds from the call to the last result: CUDA by events, anything else by the wall clock."""
+    """Seconds from the call to the result: by CUDA events, or by the wall clock."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         return _by_events(run, device)
@@ -104,7 +101,7 @@ def wall(run: Run, device: torch.device) -> float:
 
 
 def launching(run: Run, device: torch.device) -> float:
-    """Seconds until the host has launched everything on a GPU that was idle."""
+    """Seconds until the host has launched everything on an idle GPU."""
     torch.cuda.synchronize(device)
     begin = time.perf_counter()
     run()
@@ -113,13 +110,13 @@ def launching(run: Run, device: torch.device) -> float:
     return taken
 
 
-def both_sides(run: Run, device: torch.device, reference: Run) -> Reading:
-    """One run on a GPU, host and device apart."""
+def both_sides(run: Run, device: torch.device, reference: Run) -> Timing:
+    """One run on a GPU, with host and device timed separately."""
     launch, pace = launching(run, device), launching(reference, device)
-    # The device is kept busy while the host launches everything; then it works without ever waiting for the host.
+    # The device sleeps while the host launches everything, so that it never waits for the host afterwards.
     with torch.cuda.device(device):
         torch.cuda._sleep(int(HEAD_START * min(1.5 * launch + 1e-4, LONGEST_WAIT)))
-    return Reading(_by_events(run, device), launch, pace)
+    return Timing(_by_events(run, device), launch, pace)
 
 
 def _by_events(run: Run, device: torch.device) -> float:
@@ -133,7 +130,7 @@ def _by_events(run: Run, device: torch.device) -> float:
 
 
 def in_turns(runs: Sequence[Run], device: torch.device, *, rounds: int = 15) -> list[Times]:
-    """Every run once a round, in an order that turns around, after a warm-up: for comparing a few of them."""
+    """Time runs alternately, in alternating order, after a warm-up, so that disturbances affect all equally."""
     for run in [*runs, *runs]:
         wall(run, device)
     values: list[list[float]] = [[] for _ in runs]
@@ -148,7 +145,7 @@ def in_turns(runs: Sequence[Run], device: torch.device, *, rounds: int = 15) -> 
 
 
 def layer_shares(structure: Structure, run: Run, device: torch.device, *, rounds: int = 5) -> list[float]:
-    """Per layer, the share that it takes of a forward pass, by a clock around each; the median of some runs."""
+    """Per layer, its share of a forward pass, timed by hooks; the median of some runs."""
     layers = [layer for stack in structure.stacks for layer in stack.layers]
     spent = [[0.0] * len(layers) for _ in range(rounds)]
     begun = 0.0
@@ -173,14 +170,14 @@ def layer_shares(structure: Structure, run: Run, device: torch.device, *, rounds
 
 
 def _now(device: torch.device) -> float:
-    """The time at which the device has done what it was told so far."""
+    """The time after synchronising with the device."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def device_name(device: torch.device) -> str:
-    """The name of the device, as its maker gives it."""
+    """Model name of the device."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     if device.type == "cpu":

@@ -1,7 +1,7 @@
-"""The methods as the pipeline sees them: gather evidence, choose what stays, repair what is left.
+"""The pruning methods: gather evidence, choose the units to keep, repair the rest.
 
-Each is a small dataclass that says *what*; the mathematics lives in the stages it calls (`shearling.surgeon`,
-`shearling.paper`). `METHODS` lists them by name; `register` adds one, and nothing outside this package changes.
+Each is a dataclass of settings; the mathematics is in the stages it calls (`shearling.surgeon`, `shearling.paper`).
+`METHODS` lists them by name and `register` adds one; nothing outside this package changes.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ METHODS: dict[str, type[Any]] = {"surgeon": Surgeon, "paper": Paper}
 
 
 def register(method: type[Any]) -> type[Any]:
-    """Make a method known by its name, for `method="..."` and `--method`; usable as a decorator."""
+    """Register a method under its name, for `method="..."` and `--method`; usable as a decorator."""
     METHODS[method.name] = method
     return method
 
 
 def method_of(method: str | Method) -> Method:
-    """A method by name, or as it is."""
+    """Look a method up by name; instances are returned unchanged."""
     return configured(method) if isinstance(method, str) else method
 
 
 def configured(name: str, **settings: Any) -> Method:
-    """A method by name with those of the settings that it has; the others must not have been changed for it."""
+    """Create a method by name. Settings it lacks are ignored if they have their default value, else an error."""
     if name not in METHODS:
         raise InputError(f"No method '{name}'; there are {', '.join(sorted(METHODS))}.")
     chosen = METHODS[name]
@@ -60,5 +60,5 @@ def configured(name: str, **settings: Any) -> Method:
 
 
 def settings_of(method: Method) -> dict[str, Any]:
-    """The settings of a method as plain data, for records."""
+    """The settings of a method as plain data, for the record."""
     return asdict(method)  # type: ignore[call-overload,no-any-return]

@@ -1,9 +1,9 @@
-"""Shapes with fewer layers, judged by running them.
+"""Shapes with fewer layers, evaluated by running them.
 
-which layer goes next     the one whose removal, with a least-squares map in its place, changes the outputs least
-what a shape costs        the change of the outputs once it is cut and repaired, on other examples than the repair's
+order of removal   greedily, the layer whose replacement by a least-squares map changes the outputs least
+loss of a shape    the divergence of the outputs after cutting and repairing it, on other examples than the repair's
 
-A repair makes more of what is left than maps do: they tell which layer to take, and not how many.
+A repair recovers more than the maps do, so the maps only decide which layer to remove, not how many.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
 from shearling.surgeon.refit import refit
 
-FITTED = 512  # examples that maps and trial repairs are fitted to
-JUDGED = 128  # examples that outputs are compared on
-CANDIDATES = 3  # layers tried at each further removal: those that cost least when they went alone
+FITTED = 512  # examples for fitting maps and trial repairs
+JUDGED = 128  # examples for comparing outputs
+CANDIDATES = 3  # layers tried for each further removal: those with the least loss when removed alone
 
 
 @dataclass(frozen=True)
 class Removal:
-    """Some layers gone: those that stay, and the loss in nats an example."""
+    """The layers kept after some removals, and the loss in nats per example."""
 
     layers: Layers
     loss: float
@@ -44,25 +44,25 @@ class Removal:
 
 @dataclass
 class LayerOrder:
-    """The order in which layers go, found as far as it is asked for and kept for further budgets."""
+    """The order in which layers are removed, computed lazily and reused for further budgets."""
 
     structure: Structure
     sample: Sample
     method: Method
     _found: list[Removal] = field(default_factory=list)
-    _alone: dict[tuple[int, int], float] = field(default_factory=dict)  # the loss where only this layer goes
+    _alone: dict[tuple[int, int], float] = field(default_factory=dict)  # loss of removing only this layer
     _maps: list[list[Map]] = field(default_factory=list)
     _losses: dict[tuple[Layers | None, tuple[int, ...]], Tensor] = field(default_factory=dict)
 
     def __iter__(self) -> Iterator[Removal]:
-        """All layers first, then one less every time."""
+        """All layers first, then one less each time."""
         number = 0
         while number < len(self._found) or self._extend():
             yield self._found[number]
             number += 1
 
     def _extend(self) -> bool:
-        """Remove one more layer, where one can go."""
+        """Remove one more layer; False if none can be removed."""
         if not self._found:
             self._found.append(Removal(all_layers(self.structure), 0.0))
             return True
@@ -81,7 +81,7 @@ class LayerOrder:
         return True
 
     def losses_of(self, cut: Cut) -> Tensor:
-        """[examples], in nats: of the repaired model that a cut leaves; worked out once."""
+        """[examples], in nats: divergence of the repaired model after a cut; cached."""
         shape = (cut.layers, tuple(map(len, cut.kept)))
         if shape not in self._losses:
             dense, precision = self.structure, self.method.precision
@@ -96,22 +96,22 @@ class LayerOrder:
 
     @property
     def _judges(self) -> Sample:
-        """The examples that outputs are compared on: a quarter of a small sample."""
+        """The examples for comparing outputs: at most a quarter of the sample."""
         return self.sample.drawn(min(JUDGED, max(self.sample.examples // 4, 1)), 0)
 
     @property
     def _fitted(self) -> Sample:
-        """Examples for fits; a sample of one has no other."""
+        """The examples for fits: the others, or the same if the sample has only one."""
         rest = self.sample.without(self._judges)
         return (rest if rest.groups else self.sample).drawn(FITTED, 0)
 
     def _attempts(self, sample: Sample) -> Iterator[AbstractContextManager[list[Batch]]]:
-        """At a stage over a part of the sample; every process on all of it, so that all find the same."""
+        """Attempts at a stage over part of the sample; every process runs all of it, so that all agree."""
         device, precision = device_of(self.structure.model), self.method.precision
         return batches_that_fit(sample, device, backward=False, precision=precision, sums=True)
 
     def _run_without(self, options: Sequence[Layers]) -> list[float]:
-        """The divergence of each option, with maps in the place of layers."""
+        """The divergence of each option, with maps in place of layers."""
         dense, precision = self.structure, self.method.precision
         for attempt in () if self._maps else self._attempts(self._fitted):
             with attempt as batches:
@@ -123,7 +123,7 @@ class LayerOrder:
 
 
 def _solve(fit: Moments, held_out: Moments) -> Map:
-    """The ridge map of a layer, or none where that does not carry over."""
+    """The ridge map of a layer, or the identity if that is better on the held-out examples."""
     eye = torch.eye(len(fit.gram), dtype=torch.float64, device=fit.gram.device)
     found = refit(eye, eye.new_zeros(len(eye)), fit, held_out)
     return found.weight, found.bias

@@ -1,4 +1,4 @@
-"""What the pipeline needs of a method: gather evidence, choose what stays, repair what is left."""
+"""The interface of a method: gather evidence, choose the units to keep, repair the rest."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from shearling.models.structure import Structure
 from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
 
-Evidence = Sequence[Any]  # one entry a sublayer; only the method knows what it is
+Evidence = Sequence[Any]  # one entry per sublayer; opaque to everything but the method
 WantsLabels = Literal["require", "prefer", "ignore"]
 
 
 @dataclass(frozen=True)
 class Repaired:
-    """What became of one sublayer: its reconstruction error per token, and whether the repair is used."""
+    """The result of repairing one sublayer: its reconstruction error per token, and whether the repair is used."""
 
     sublayer: str
     before: float
@@ -37,45 +37,45 @@ class Repaired:
 
 
 class Method:
-    """Base of all methods; a method is a frozen dataclass whose fields are its settings.
+    """Base class of all methods; a method is a frozen dataclass whose fields are its settings.
 
-    name         what `--method` and the record call it
-    filter_step  filter counts are multiples of this, where the caller asks for no other step and FFNs are wide
-    stages       how long its stages take compared with one another, about; the time left of a run is guessed from it
+    name         its name in `--method` and in the record
+    filter_step  default step of filter counts, for wide FFNs
+    stages       approximate relative durations of its stages, for estimating the remaining time of a run
     """
 
     name: ClassVar[str]
     filter_step: ClassVar[int] = 1
     stages: ClassVar[Mapping[str, float]] = {}
-    precision: Precision = "float32"  # of the products in passes over the sample, where the hardware has it
-    polish: Polish = "off"  # how long the repaired student is distilled from the dense model
+    precision: Precision = "float32"  # of matrix products in passes over the sample, if the hardware has it
+    polish: Polish = "off"  # duration of the distillation after the repair
 
     @property
     def wants_labels(self) -> WantsLabels:
-        """Whether the method requires the data's labels, prefers them where there are any, or ignores them."""
+        """Whether the method requires labels, uses them if present, or ignores them."""
         return "ignore"
 
     def measure(
         self, structure: Structure, sample: Sample, *, seed: int, stages: Stages, earlier: Evidence | None = None
     ) -> Evidence:
-        """Look at the dense model; serves every budget. `earlier` evidence, of other examples, is added to."""
+        """Gather evidence about the dense model, for any budget; merged with `earlier` evidence of other examples."""
         raise NotImplementedError
 
     def choose(
         self, evidence: Evidence, structure: Structure, limits: Sequence[Limit], *, multiple_of: int, stages: Stages
     ) -> list[Tensor]:
-        """The units that stay in each sublayer."""
+        """The units to keep in each sublayer."""
         raise NotImplementedError
 
     def losses(self, evidence: Evidence, structure: Structure, lengths: Sequence[float]) -> list[NDArray[np.float64]]:
-        """Per sublayer [units + 1], by units kept: the estimated rise of an example's loss, in nats.
+        """Per sublayer [units + 1], by units kept: estimated increase of the loss per example, in nats.
 
-        Stock shapes are chosen by it; a method without it has none.
+        Needed for stock shapes; optional otherwise.
         """
         raise NotImplementedError
 
     def kept(self, evidence: Evidence, counts: Sequence[int]) -> list[Tensor]:
-        """The units that stay where so many do, per sublayer; for stock shapes."""
+        """The units to keep per sublayer, given their numbers; needed for stock shapes."""
         raise NotImplementedError
 
     def repair(
@@ -87,35 +87,35 @@ class Method:
         stages: Stages,
         states: TeacherStates | None = None,
     ) -> list[Repaired]:
-        """Make up for the units that are gone, in place; `states` of the teacher are kept from budget to budget."""
+        """Compensate for the removed units, in place; `states` caches the teacher's tensors between budgets."""
         return []
 
     def concerns(self, repairs: Sequence[Repaired]) -> list[str]:
-        """What a report has to warn about, given what became of the sublayers."""
+        """Warnings for the report, given the results of the repair."""
         return []
 
     def most_examples(self, model: Any) -> int:
-        """How many examples `samples="auto"` takes at most."""
+        """Maximum number of examples for `samples="auto"`."""
         return MOST_SAMPLES
 
     def first_look(self, structure: Structure, sample: Sample) -> int:
-        """How many examples to measure before `enough` is asked, where fewer than all may do."""
+        """Number of examples to measure before `enough` is called, where fewer than all may suffice."""
         return sample.examples
 
     def enough(
         self, evidence: Evidence, structure: Structure, limits: Sequence[Limit], lengths: Sequence[float]
     ) -> str:
-        """Why the examples measured so far will do for these limits; empty where more are wanted."""
+        """Why the examples measured so far suffice for these limits; empty if more are needed."""
         return ""
 
     def expected_loss(
         self, evidence: Evidence, structure: Structure, kept: Sequence[Tensor], lengths: Sequence[float]
     ) -> float | None:
-        """The estimated rise of an example's loss, in nats, with these units kept; None where there is no estimate."""
+        """Estimated increase of the loss per example, in nats, with these units kept; None without an estimate."""
         return None
 
     def finished(self, evidence: Evidence) -> Evidence:
-        """The evidence without what only further examples would need."""
+        """The evidence without what is needed only for adding further examples."""
         return evidence
 
     def pack(self, evidence: Evidence) -> dict[str, Tensor]:
@@ -123,5 +123,5 @@ class Method:
         raise InputError(f"Plans of method {self.name} cannot be saved.")
 
     def unpack(self, tensors: Mapping[str, Tensor], structure: Structure) -> Evidence:
-        """The evidence from its tensors; raises KeyError or ValueError where they are not of this model."""
+        """The evidence from its tensors; raises KeyError or ValueError if they do not fit the model."""
         raise InputError(f"Plans of method {self.name} cannot be loaded.")

@@ -37,29 +37,29 @@ from shearling.surgeon.allocate import allocate
 
 @dataclass(eq=False)
 class MaskGradients:
-    """The evidence of one sublayer: the gradient of every example's loss by every mask, and what follows from it."""
+    """The evidence of one sublayer: the gradient of every example's loss with respect to every mask."""
 
     gradients: Tensor  # [examples, units]
     importance: Tensor  # [units], host
 
     @cached_property
     def fisher(self) -> Tensor:
-        """The sublayer's block of the Fisher information; worked out once for all budgets."""
+        """The sublayer's block of the Fisher information."""
         return block(self.gradients)
 
 
 @dataclass(frozen=True)
 class Paper(Method):
-    """The paper, faithfully: Fisher search, rearrangement, tuning; and the baselines it is compared with.
+    """The method of the paper: Fisher search, rearrangement, tuning; and its baselines.
 
-    importance  what a unit is worth in the search
+    importance  importance of a unit in the search
     allocation  `searched` (Alg. 1, 2), or `uniform`: the same ratio in every layer
-    damp        of the tuning (Eq. 27): 0 to 1e6
-    guarded     not the paper's, and off: one example in eight is kept out of rearrangement and tuning, and a sublayer
-                takes part in a stage only where those examples agree; a mask out of range does not end the tuning
-    precision   of the products in passes over the sample, where the hardware has it; docs/performance.md
-    drop_sublayers  where the layers' overheads alone exceed a latency, drop whole sublayers until they do not
-    polish      not the paper's, and off: distil the result from the dense model, as `surgeon` does
+    damp        damping of the tuning (Eq. 27): 0 to 1e6
+    guarded     extension, off by default: one example in eight is held out of rearrangement and tuning, and a sublayer
+                is changed only if that helps on those; a mask out of range does not end the tuning
+    precision   of matrix products in passes over the sample, if the hardware has it; see docs/performance.md
+    drop_sublayers  where the layers' overheads alone exceed a latency budget, drop whole sublayers
+    polish      extension, off by default: distil the result from the dense model, as `surgeon` does
     """
 
     name: ClassVar[str] = "paper"
@@ -81,13 +81,13 @@ class Paper(Method):
 
     @property
     def wants_labels(self) -> WantsLabels:
-        """The paper's loss is against the labels of the data; without any, against a draw from the model."""
+        """The paper's loss uses the labels of the data; without labels, they are sampled from the model."""
         return "prefer"
 
     def measure(
         self, structure: Structure, sample: Sample, *, seed: int, stages: Stages, earlier: Evidence | None = None
     ) -> list[MaskGradients]:
-        """Per-example gradients of the masks; against a sampled loss where the data has no labels."""
+        """Per-example gradients of the masks; with sampled labels if the data has none."""
         with stages("gradients") as progress:
             device, how = device_of(structure.model), self.precision
             for attempt in batches_that_fit(sample, device, backward=True, precision=how):
@@ -113,7 +113,7 @@ class Paper(Method):
                 kept = best(worth, uniform_counts(sublayers, limits, multiple_of))
             elif multiple_of == 1 and prices(sublayers, limits):
                 kept = searched(sublayers, worth, limits, drop=self.drop_sublayers)
-            else:  # Differs from the paper: prices that vary between layers need the general solver
+            else:  # Differs from the paper: costs that vary between layers need the general solver
                 lost = [np.concatenate([[0.0], np.cumsum(np.sort(w.numpy()))])[::-1] for w in worth]
                 kept = best(worth, allocate(sublayers, lost, limits, multiple_of))
         if self.rearrange:
@@ -124,9 +124,9 @@ class Paper(Method):
         return kept
 
     def _rearranged_with_care(self, evidence: Evidence, kept: list[Tensor]) -> list[Tensor]:
-        """Rearranged by seven examples in eight, where the eighth say that it lowers the objective of Eq. 11 too.
+        """Rearranged by seven examples in eight, if that lowers the objective of Eq. 11 on the held-out ones too.
 
-        With more units than examples there are sets whose gradients merely cancel on the sample.
+        With more units than examples, the gradients of some sets cancel on the sample by chance.
         """
         held_out = [is_held_out(torch.arange(len(s.gradients), device=s.gradients.device)) for s in evidence]
         found = rearrange([block(s.gradients[~out]) for s, out in zip(evidence, held_out, strict=True)], kept)
@@ -140,7 +140,7 @@ class Paper(Method):
         return parts | {f"{i}.importance": seen.importance for i, seen in enumerate(evidence)}
 
     def unpack(self, tensors: Mapping[str, Tensor], structure: Structure) -> list[MaskGradients]:
-        """The gradients [examples, units] and the importances [units] of every sublayer."""
+        """Check and restore the gradients [examples, units] and importances [units] of every sublayer."""
         found = []
         for i, sublayer in enumerate(structure.sublayers):
             gradients, importance = tensors[f"{i}.gradients"], tensors[f"{i}.importance"]
@@ -159,7 +159,7 @@ class Paper(Method):
         stages: Stages,
         states: TeacherStates | None = None,
     ) -> list[Repaired]:
-        """Mask tuning, from the first layer on; a mask out of range ends it, and the last note says so."""
+        """Mask tuning from the first layer on; a mask out of range ends it, which the last note reports."""
         if not self.tune:
             return []
         notes: list[Repaired] = []
@@ -189,7 +189,7 @@ class Paper(Method):
         return notes
 
     def _tuned_with_care(self, sublayer: Sublayer, fit: Moments, held_out: Moments) -> Repaired:
-        """Tuned on seven examples in eight, where the masks are in range and the eighth say that it helps them too."""
+        """Tuned on seven examples in eight, if the masks are in range and help on the held-out ones too."""
         result = tune(sublayer.weight, sublayer.bias, fit, sublayer.width, damp=self.damp)
         judge = held_out if float(held_out.count) else fit
         before = judge.error(sublayer.weight, sublayer.bias)
@@ -201,7 +201,7 @@ class Paper(Method):
         return Repaired(sublayer.name, before, before, False, "the tuning did not carry over to the held-out examples")
 
     def concerns(self, repairs: Sequence[Repaired]) -> list[str]:
-        """Tuning that ended before the last sublayer."""
+        """Warns if tuning ended before the last sublayer."""
         if self.guarded or not repairs or repairs[-1].used:
             return []
         return [

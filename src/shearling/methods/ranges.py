@@ -1,4 +1,4 @@
-"""The options of a run and of its method: each has a stated range, and all are checked here."""
+"""Checks and ranges of the options of a run and its method."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from shearling.errors import InputError
 
 Samples = int | Literal["auto"]
 Shape = Literal["uneven", "stock"]
-MOST_TOKENS = 2**20  # of an example, where the model has no limit of its own
-MOST_SAMPLES = 2048  # what "auto" takes at most,
-MOST_TEXTS = 8192  # but of an embedding model on a GPU: four times the texts cost seconds there, and gain recall
-DAMPING = (0.0, 1e6)  # a share of the mean diagonal; 0 means none, as far as the matrices allow it
+MOST_TOKENS = 2**20  # per example, where the model has no limit of its own
+MOST_SAMPLES = 2048  # maximum of samples="auto"
+MOST_TEXTS = 8192  # the same for embedding models on a GPU, where more texts cost seconds and improve recall
+DAMPING = (0.0, 1e6)  # share of the mean diagonal; 0 means none, as far as the matrices allow it
 
 
 def check_options(method: Any, ranges: Mapping[str, tuple[float, float]]) -> None:
-    """Complain about the first option of a method that is not a value of its kind, or is outside its range."""
+    """Raise for the first option of a method that has the wrong type or is out of range."""
     hints = get_type_hints(type(method))
     for field in fields(method):
         name, value = field.name, getattr(method, field.name)
@@ -36,7 +36,7 @@ def check_options(method: Any, ranges: Mapping[str, tuple[float, float]]) -> Non
 
 
 def checked_multiple(multiple_of: int | None) -> int | None:
-    """A step of filter counts that makes sense, or None."""
+    """Check a step of filter counts; None is allowed."""
     if not _counts(multiple_of):
         raise InputError(f"multiple_of={multiple_of!r} makes no sense; 8 suits most GPUs, 1 means no rounding.")
     return multiple_of
@@ -55,7 +55,7 @@ def _counts(value: object) -> bool:
 
 
 def checked_samples(samples: object, most: int = MOST_SAMPLES) -> int:
-    """How many examples to draw at most; `most` is what "auto" stands for."""
+    """Maximum number of examples to draw; `most` replaces "auto"."""
     if samples == "auto":
         return most
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
@@ -64,7 +64,7 @@ def checked_samples(samples: object, most: int = MOST_SAMPLES) -> int:
 
 
 def checked_shape(shape: object) -> Shape:
-    """A shape by its name."""
+    """Check the name of a shape."""
     for known in get_args(Shape):
         if shape == known:
             return known  # type: ignore[no-any-return]

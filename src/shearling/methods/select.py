@@ -1,4 +1,4 @@
-"""Method `paper`: the kept units that the search, or a uniform ratio, gives for the limits of a run."""
+"""Method `paper`: choose the units to keep within the limits of a run, by the search or a uniform ratio."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shearling.paper.search import Prices, search
 
 
 def prices(sublayers: Sequence[Sublayer], limits: Sequence[Limit]) -> list[Prices]:
-    """The limits as Alg. 1 and 2 want them; empty where units of a kind differ in price, or some must stay."""
+    """The limits as input of Alg. 1 and 2; empty where units of a kind differ in cost, or some must stay."""
     if any(s.floor for s in sublayers):
         return []
     prices = []
@@ -33,7 +33,7 @@ def prices(sublayers: Sequence[Sublayer], limits: Sequence[Limit]) -> list[Price
 
 
 def _pieces(sublayers: Sequence[Sublayer], limit: Limit) -> Sequence[Piecewise]:
-    """What each sublayer costs: the limit's own fit, or the straight line its table is."""
+    """The cost of each sublayer: the limit's own fit, or its linear table."""
     if limit.pieces:
         return limit.pieces
     pairs = zip(sublayers, limit.tables, strict=True)
@@ -43,7 +43,7 @@ def _pieces(sublayers: Sequence[Sublayer], limit: Limit) -> Sequence[Piecewise]:
 def searched(
     sublayers: Sequence[Sublayer], worth: Sequence[Tensor], limits: Sequence[Limit], *, drop: bool
 ) -> list[Tensor]:
-    """Alg. 1 or 2. A fit is not the table: where its answer costs more than the table allows, it gets less to spend."""
+    """Alg. 1 or 2, with a reduced budget where the fit to a latency table underestimates the table itself."""
     allowed = list(limits)
     while True:
         kept = _search_once(sublayers, worth, allowed, drop=drop)
@@ -75,7 +75,7 @@ def _search_once(
 
 
 def uniform_counts(sublayers: Sequence[Sublayer], limits: Sequence[Limit], multiple_of: int) -> list[int]:
-    """The largest ratio, the same in every layer, that is within every budget; filters in whole multiples."""
+    """Counts for the largest ratio, the same in every layer, within every budget; filters in whole multiples."""
 
     def count(sublayer: Sublayer, ratio: float) -> int:
         units = int(ratio * sublayer.units + 1e-9)
@@ -104,10 +104,10 @@ def uniform_counts(sublayers: Sequence[Sublayer], limits: Sequence[Limit], multi
 
 
 def _least(limits: Sequence[Limit], counts: Sequence[int]) -> str:
-    """What the units that must stay cost, where that is too much."""
+    """Message with the cost of the units that must stay, for the limits it exceeds."""
     over = (limit for limit in limits if not limit.holds(counts))
     words = ", ".join(f"{limit.name}={(limit.fixed + limit.spent(counts)) / limit.dense:.3g}" for limit in over)
-    return f"What must stay alone takes {words} of the dense model; ask for more."
+    return f"The units that must stay take {words} of the dense model; ask for more."
 
 
 def best(worth: Sequence[Tensor], counts: Sequence[int]) -> list[Tensor]:

@@ -1,15 +1,15 @@
-"""Stock shapes: one width, one number of heads and a number of layers, chosen together for the least loss.
+"""Stock shapes: one FFN width, one number of heads and a number of layers, chosen together for the least loss.
 
-For a number of layers, the best width and heads are what the method's curves say. How many layers stay is tried:
-shapes are cut, repaired on a part of the sample and run (`layers.py`), beginning with the depth that estimates favour.
-Of those that differ by less than the examples can tell, the one with the fewest layers is taken: it is the fastest.
+For each number of layers, the best width and heads follow from the method's error curves. The number of layers is
+chosen by trial: shapes are cut, repaired on part of the sample and run (`layers.py`), beginning with the depth of
+least estimated loss. Of shapes within a standard error of the best, the one with the fewest layers is taken, because
+it is the fastest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,26 +21,51 @@ from shearling.errors import ConstraintError, InputError
 from shearling.methods.layers import LayerOrder
 from shearling.methods.method import Evidence, Method
 from shearling.methods.ranges import Shape
+from shearling.models.row import Kind
 from shearling.models.shrink import Cut
 from shearling.models.stock import Dial, Layers, all_layers, check_stock, dials_of, less, removable_layers
 from shearling.models.structure import Structure
 from shearling.surgeon.allocate import Curve
 from shearling.surgeon.dials import turn
 
-HOPEFUL = 3.0  # times what curves say is about the loss of one width for all layers: where trials begin, no more
-NONE = torch.tensor([torch.inf])  # the losses of a shape that there is not
+HOPEFUL = 3.0  # the loss of a uniform width over what the curves estimate; only decides where trials begin
+NONE = torch.tensor([torch.inf])  # the loss of a missing shape
+
+
+@dataclass(frozen=True)
+class DialSetting:
+    """The chosen count of a dial, and its dense count."""
+
+    kind: Kind
+    count: int
+    dense: int
+
+
+@dataclass(frozen=True)
+class StockShape:
+    """The record's `stock`.
+
+    layers       per stack, the kept layers
+    loss         measured, in nats per example
+    uneven_loss  of uneven shapes at the same budget; None if they cannot meet it
+    """
+
+    layers: list[list[int]]
+    dials: list[DialSetting]
+    loss: float
+    uneven_loss: float | None = None
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What stays; `told` is what the record says of a stock shape."""
+    """The units and layers to keep; `stock` describes a stock shape."""
 
     cut: Cut
-    told: dict[str, Any] | None = None
+    stock: StockShape | None = None
 
 
 def check_shape(shape: Shape, method: Method, structure: Structure) -> None:
-    """Complain, before any work is done, where there are no stock shapes of this model by this method."""
+    """Raise early if this model or this method has no stock shapes."""
     if shape == "stock":
         check_stock(structure)
         if type(method).losses is Method.losses:
@@ -58,7 +83,7 @@ def choose_stock(
     multiple_of: int,
     stages: Stages,
 ) -> Choice:
-    """The width, the heads and the layers with the least loss within every budget."""
+    """Choose the width, heads and layers with the least loss within every budget."""
     losses = method.losses(evidence, structure, lengths)
     dials = [_stepped(dial, multiple_of) for dial in dials_of(structure)]
     _check_reach(structure, dials, limits)
@@ -66,7 +91,7 @@ def choose_stock(
     shapes: list[_Shape] = []
 
     def found(number: int) -> bool:
-        """Whether there is a shape of this number, from all layers down."""
+        """Whether shape `number` exists, counted from all layers down; computes it on the way."""
         while number >= len(shapes) and (removal := next(removals, None)):
             alive = _alive(structure, removal.layers)
             turned = turn([_curve(dial, alive, losses, limits) for dial in dials], [limit.budget for limit in limits])
@@ -81,15 +106,10 @@ def choose_stock(
             best = min(best, number, key=lambda i: shapes[i].expected)
             number += 1
         best = _fewest(best, lambda i: order.losses_of(shapes[i].cut) if found(i) else NONE)
-        told = {
-            "layers": [list(stay) for stay in shapes[best].cut.layers or ()],
-            "dials": [
-                {"kind": dial.kind, "count": count, "dense": dial.counts[-1]}
-                for dial, count in zip(dials, shapes[best].counts, strict=True)
-            ],
-            "loss": float(order.losses_of(shapes[best].cut).mean()),
-        }
-    return Choice(shapes[best].cut, told)
+        cut, counts = shapes[best].cut, shapes[best].counts
+        settings = [DialSetting(d.kind, count, d.counts[-1]) for d, count in zip(dials, counts, strict=True)]
+        loss = float(order.losses_of(cut).mean())
+    return Choice(cut, StockShape([list(stay) for stay in cut.layers or ()], settings, loss))
 
 
 def uneven_loss(
@@ -101,7 +121,7 @@ def uneven_loss(
     order: LayerOrder,
     multiple_of: int,
 ) -> float | None:
-    """The loss of uneven shapes at the same budget, tried alike; None where they cannot meet it."""
+    """The loss of uneven shapes at the same budget, measured the same way; None if they cannot meet it."""
     try:
         kept = method.choose(evidence, structure, limits, multiple_of=multiple_of, stages=Stages(None))
     except ConstraintError:
@@ -110,7 +130,7 @@ def uneven_loss(
 
 
 def _fewest(start: int, losses: Callable[[int], Tensor]) -> int:
-    """The highest number whose losses [examples] are within a standard error of the least, near the start."""
+    """The highest index near `start` whose losses [examples] are within a standard error of the least."""
     best = start
     while _excess(losses(best - 1), losses(best))[0] < 0:
         best -= 1
@@ -124,17 +144,17 @@ def _fewest(start: int, losses: Callable[[int], Tensor]) -> int:
 
 
 def _excess(losses: Tensor, others: Tensor) -> tuple[float, float]:
-    """The mean difference, example by example, and its standard error."""
+    """The mean difference per example, and its standard error."""
     each = losses - others
     return float(each.mean()), float(each.std(correction=0)) / len(each) ** 0.5
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """The best shape of one depth: what stays, the count of every dial, and its loss by estimates.
+    """The best shape of one depth: the cut, the count of every dial, and its estimated loss.
 
-    least     of the layers that are gone, without the rest
-    expected  in all
+    least     loss of the removed layers alone
+    expected  total loss
     """
 
     cut: Cut
@@ -144,7 +164,7 @@ class _Shape:
 
 
 def _stepped(dial: Dial, multiple_of: int) -> Dial:
-    """The dial with filter counts in whole steps."""
+    """Restrict filter counts to multiples."""
     if dial.kind == "heads":
         return dial
     most = dial.counts[-1]
@@ -152,7 +172,7 @@ def _stepped(dial: Dial, multiple_of: int) -> Dial:
 
 
 def _alive(structure: Structure, layers: Layers) -> set[int]:
-    """The numbers of the sublayers whose layers stay."""
+    """Indices of the sublayers in kept layers."""
     numbers = iter(range(len(structure.sublayers)))
     return {
         number
@@ -164,7 +184,7 @@ def _alive(structure: Structure, layers: Layers) -> set[int]:
 
 
 def _curve(dial: Dial, alive: set[int], losses: Sequence[np.ndarray], limits: Sequence[Limit]) -> Curve:
-    """The errors and costs of all sublayers of a dial that are left, at equal counts."""
+    """Summed errors and costs of a dial's sublayers in kept layers."""
     counts = np.asarray(dial.counts)
     members = [number for number in dial.sublayers if number in alive]
     zero = np.zeros(len(counts))
@@ -174,13 +194,13 @@ def _curve(dial: Dial, alive: set[int], losses: Sequence[np.ndarray], limits: Se
 
 
 def _spread(dials: Sequence[Dial], counts: Sequence[int], alive: set[int]) -> list[int]:
-    """Units that stay, per sublayer of the dense model."""
+    """Number of kept units per sublayer of the dense model."""
     found = {n: count if n in alive else 0 for dial, count in zip(dials, counts, strict=True) for n in dial.sublayers}
     return [found[number] for number in range(len(found))]
 
 
 def _check_reach(structure: Structure, dials: Sequence[Dial], limits: Sequence[Limit]) -> None:
-    """Complain, with the least that can be asked for, where not even the smallest stock shape fits."""
+    """Raise, with the least possible ratio, if not even the smallest stock shape fits."""
     layers, gone = all_layers(structure), removable_layers(structure)
     for one in gone:
         if len(layers[one[0]]) > 1:
@@ -190,7 +210,7 @@ def _check_reach(structure: Structure, dials: Sequence[Dial], limits: Sequence[L
         if not limit.holds(least):
             ratio = (limit.fixed + limit.spent(least)) / limit.dense
             fixed = [dial.kind for dial in dials if len(dial.counts) == 1]
-            why = f" (its configuration cannot tell fewer {' or '.join(fixed)})" if fixed else ""
+            why = f" (its configuration cannot describe fewer {' or '.join(fixed)})" if fixed else ""
             name = structure.model.config.model_type
             raise ConstraintError(
                 f"{asked([limit])} cannot be met by a stock shape: the smallest of this {name}{why} takes {ratio:.3g}. "

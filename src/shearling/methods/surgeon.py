@@ -32,18 +32,18 @@ from shearling.surgeon.measure import Curvature, measure, merged
 from shearling.surgeon.order import DAMP, Order, order
 from shearling.surgeon.refit import RIDGE, refit
 
-FEWEST = 512  # examples of a first look
-TOKENS_PER_COLUMN = 4  # of the widest output projection: a fit with fewer follows the noise
+FEWEST = 512  # examples measured first
+TOKENS_PER_COLUMN = 4  # of the widest output projection: with fewer, the refit overfits
 NOISE = 0.3  # of a language model's tokens
-# Embedding models: a token of a text of n tokens counts n ** -power. With 1, texts count alike, however long; the
-# refit, which has to hold for every token, lies between tokens and texts (docs/results.md).
+# Embedding models: tokens of a text of n tokens are weighted by n ** -power; 1 weights texts equally. The refit, which
+# has to hold for every token, lies between weighting tokens and texts equally (docs/results.md).
 MEASURED, REFITTED = 1.0, 0.5
-SETTLED = 0.01  # nats an example: below this estimated loss, more examples change nothing that can be measured
+SETTLED = 0.01  # nats per example: below this estimated loss, more examples make no measurable difference
 
 
 @dataclass(frozen=True)
 class Ordered:
-    """The evidence of one sublayer: the order its units go in; its curvature, where more examples may be added."""
+    """The evidence of one sublayer: its removal order, and its curvature while more examples may be added."""
 
     order: Order
     curvature: Curvature | None = None
@@ -51,20 +51,20 @@ class Ordered:
 
 @dataclass(frozen=True)
 class Surgeon(Method):
-    """Label-free, one-shot, the default: structured optimal brain surgeon, then a ridge refit.
+    """The default, label-free and one-shot: structured optimal brain surgeon, then a ridge refit.
 
-    refit    fit the output projections to the teacher afterwards
-    realign  and, before that, what goes into the units
-    labels   use the data's labels for the curvature, instead of labels drawn from the model
-    damp, ridge  of the order and of the refit, as shares of the mean diagonal: 0 to 1e6
-    noise      language models: the share of the tokens of every other text that random ones replace, in measuring and
-               refitting; it costs a little where the sample comes from, and saves much on texts of another kind
-    polish     distil the result from the dense model: "auto" where it is worth it, "off", passes, or seconds ("30s")
-    precision  of the products in passes over the sample, where the hardware has it; docs/performance.md
+    refit      refit the output projections to the teacher
+    realign    before that, also fold a linear correction into the projections into the units
+    labels     use the data's labels for the curvature, instead of labels sampled from the model
+    damp, ridge  damping of the order and ridge of the refit, as shares of the mean diagonal: 0 to 1e6
+    noise      language models: share of random tokens in every other text, in measuring and refitting; costs a little
+               on the sample's own domain and gains much on other texts
+    polish     distil the result from the dense model: "auto" where it pays, "off", passes, or seconds ("30s")
+    precision  of matrix products in passes over the sample, if the hardware has it; see docs/performance.md
     """
 
     name: ClassVar[str] = "surgeon"
-    filter_step: ClassVar[int] = 8  # GPUs and CPUs are slow for other widths, and latency tables hold these
+    filter_step: ClassVar[int] = 8  # other widths are slow on GPUs and CPUs, and latency tables have multiples of 8
     stages: ClassVar[Mapping[str, float]] = {"measure": 40, "order": 10, "refit": 50}
     refit: bool = True
     realign: bool = True
@@ -81,7 +81,7 @@ class Surgeon(Method):
 
     @property
     def wants_labels(self) -> WantsLabels:
-        """Labels are drawn from the model unless the data's are asked for."""
+        """Labels are sampled from the model unless the data's are requested."""
         return "require" if self.labels else "ignore"
 
     def measure(
@@ -100,7 +100,7 @@ class Surgeon(Method):
                 with attempt as batches:
                     found = measure(
                         structure,
-                        self._shown(structure, batches),
+                        self._with_noise(structure, batches),
                         seed=seed,
                         labels=self.labels,
                         power=MEASURED if gives_embeddings(structure.model) else 0.0,
@@ -113,19 +113,19 @@ class Surgeon(Method):
             orders = order(found, damp=self.damp, progress=progress)
         return [Ordered(*pair) for pair in zip(orders, found, strict=True)]
 
-    def _shown(self, structure: Structure, batches: Sequence[Batch]) -> Sequence[Batch]:
-        """The texts as the model is measured and refitted on: a language model's with noise."""
+    def _with_noise(self, structure: Structure, batches: Sequence[Batch]) -> Sequence[Batch]:
+        """The batches to measure and refit on: with random tokens for a language model."""
         model = structure.model
         if self.labels or not self.noise or not predicts_next_token(model):
             return batches
         return [with_random_tokens(b, self.noise, model) if "input_ids" in b.inputs else b for b in batches]
 
     def most_examples(self, model: Any) -> int:
-        """2,048; where texts are cheap and tell more, 8,192."""
+        """2,048; 8,192 for embedding models on a GPU."""
         return MOST_TEXTS if gives_embeddings(model) and device_of(model).type == "cuda" else MOST_SAMPLES
 
     def first_look(self, structure: Structure, sample: Sample) -> int:
-        """512 examples, or as many more as give every column of the widest projection four tokens."""
+        """512 examples, or more so that there are four tokens per column of the widest projection."""
         columns = max(s.units * s.width for s in structure.sublayers)
         tokens = sample.mean_length or 1.0
         count = FEWEST
@@ -136,18 +136,18 @@ class Surgeon(Method):
     def enough(
         self, evidence: Evidence, structure: Structure, limits: Sequence[Limit], lengths: Sequence[float]
     ) -> str:
-        """The estimated loss of the best choice under the limits is too small for more examples to matter."""
+        """Enough if the estimated loss of the best choice under the limits is negligible."""
         try:
             kept = self.choose(evidence, structure, limits, multiple_of=1, stages=Stages())
         except ConstraintError:
             return ""
         loss = self.expected_loss(evidence, structure, kept, lengths)
-        return f"the estimated loss, {loss:.2g} nats an example, is below {SETTLED:g}" if loss <= SETTLED else ""
+        return f"the estimated loss, {loss:.2g} nats per example, is below {SETTLED:g}" if loss <= SETTLED else ""
 
     def expected_loss(
         self, evidence: Evidence, structure: Structure, kept: Sequence[Tensor], lengths: Sequence[float]
     ) -> float:
-        """By the error curves, at the number of units that stay in each sublayer."""
+        """By the error curves, at the number of kept units per sublayer."""
         losses = self.losses(evidence, structure, lengths)
         return float(sum(loss[len(units)] for loss, units in zip(losses, kept, strict=True)))
 
@@ -160,10 +160,10 @@ class Surgeon(Method):
             return self.kept(evidence, counts)
 
     def losses(self, evidence: Evidence, structure: Structure, lengths: Sequence[float]) -> list[NDArray[np.float64]]:
-        """The error curves in nats an example.
+        """The error curves in nats per example.
 
-        A curve is tr(G dW A dW^T) per token; half of that, times the tokens of an example, is the second-order change
-        of its loss (for classes, of the divergence from the teacher's own prediction).
+        A curve is tr(G dW A dW^T) per token; half of that, times the tokens per example, is the second-order change of
+        the loss (for classes, of the divergence from the teacher's prediction).
         """
         return [
             0.5 * length * s.repeats * error
@@ -171,7 +171,7 @@ class Surgeon(Method):
         ]
 
     def kept(self, evidence: Evidence, counts: Sequence[int]) -> list[Tensor]:
-        """What each sublayer's order leaves."""
+        """The last units in each sublayer's removal order."""
         return [seen.order.kept(count) for seen, count in zip(evidence, counts, strict=True)]
 
     def repair(
@@ -183,7 +183,7 @@ class Surgeon(Method):
         stages: Stages,
         states: TeacherStates | None = None,
     ) -> list[Repaired]:
-        """Ridge refit of every output projection, from the first layer to the last."""
+        """Ridge refit of the output projections, from the first layer to the last."""
         if not self.refit:
             return []
         notes: list[Repaired] = []
@@ -193,7 +193,7 @@ class Surgeon(Method):
             damaged_sublayers(
                 teacher,
                 student,
-                self._shown(teacher, batches),
+                self._with_noise(teacher, batches),
                 realign=self.realign,
                 precision=self.precision,
                 progress=progress,
@@ -218,7 +218,7 @@ class Surgeon(Method):
         return notes
 
     def finished(self, evidence: Evidence) -> list[Ordered]:
-        """The orders alone: the curvatures may take half a gigabyte."""
+        """Only the orders: the curvatures may take half a gigabyte."""
         return [Ordered(seen.order) for seen in evidence]
 
     def pack(self, evidence: Evidence) -> dict[str, Tensor]:
@@ -227,7 +227,7 @@ class Surgeon(Method):
         return parts | {f"{i}.error": seen.order.error for i, seen in enumerate(evidence)}
 
     def unpack(self, tensors: Mapping[str, Tensor], structure: Structure) -> list[Ordered]:
-        """The orders, each a permutation of its sublayer's units with a finite error curve."""
+        """Check and restore the orders: permutations of the units with finite error curves."""
         found = []
         for i, sublayer in enumerate(structure.sublayers):
             order = Order(tensors[f"{i}.removed"], tensors[f"{i}.error"])

@@ -1,1 +1,1 @@
-"""What shearling knows of architectures: which modules there are, and how to narrow them."""
+"""Architectures: which modules they have, and how to shrink them."""

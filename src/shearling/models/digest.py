@@ -1,4 +1,4 @@
-"""A digest of a model's weights: is this the model that a measurement was made of?"""
+"""A digest of a model's weights, to check that a measurement belongs to the model."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 if TYPE_CHECKING:
     from torch import nn
 
-VALUES = 256  # of each parameter, evenly spaced over it
+VALUES = 256  # evenly spaced values hashed per parameter
 
 
 def weights_digest_of(model: nn.Module) -> str:
-    """SHA-256 over the names and shapes of all parameters, and over values from all over each of them.
+    """SHA-256 over names and shapes of all parameters and over evenly spaced values of each.
 
-    The same on every device; a change of dtype that rounds the weights changes it. Takes milliseconds.
+    Independent of the device; a dtype that rounds the weights changes it. Takes milliseconds.
     """
     digest = hashlib.sha256()
     named = sorted(model.named_parameters(), key=lambda pair: pair[0])
@@ -27,7 +27,7 @@ def weights_digest_of(model: nn.Module) -> str:
             continue
         values = parameter.detach().reshape(-1)
         if len(values) > VALUES:
-            # Whole numbers, as floats would round the places in large parameters.
+            # Integer arithmetic: floats would round the positions in large parameters.
             values = values[torch.arange(VALUES, device=values.device) * (len(values) - 1) // (VALUES - 1)]
         digest.update(values.float().cpu().numpy().tobytes())
     return digest.hexdigest()

@@ -1,16 +1,16 @@
-"""Give a transformers model the shapes of a pruned checkpoint, before its weights are loaded.
+"""Reshape a transformers model to a pruned checkpoint before its weights are loaded.
 
 shearling ships this file, unchanged, inside every checkpoint it writes, so that
 
     AutoModelForSequenceClassification.from_pretrained(directory, trust_remote_code=True)
 
-works where shearling is not installed. It imports torch and transformers only. The shapes stand in `config.json`
-under `shearling`. Every transformers model calls `post_init` at the end of its construction; `register` has that call
-reshape a model whose configuration holds such shapes. Weights, quantisers and adapters come later and meet a model of
-the right shape. Saving such a model again writes this file again.
+works where shearling is not installed. It imports torch and transformers only. The shapes are in `config.json` under
+`shearling`. Every transformers model calls `post_init` at the end of its constructor; `register` wraps that call and
+reshapes models whose configuration has such shapes. Weights, quantisers and adapters are loaded later, into a model
+of the right shape. Saving such a model writes this file again.
 
-A class that came with the dense model comes with the pruned one: `auto_map` leads to this file, so that it is read
-first, and `shearling.auto_map` to that class.
+Custom code of the dense model is kept: `auto_map` names this file, so that it runs first, and `shearling.auto_map`
+names the custom class.
 """
 
 import inspect
@@ -23,9 +23,9 @@ from torch import nn
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
-VERSION = 2  # of the edits in config.json; 1 stood under `quantization_config`
-# What `transformers_weights` says in config.json. Transformers takes it for the name of the file with the weights, and
-# quotes it in its error where this file was not imported. Reading the configuration or the tokenizer alone still works.
+VERSION = 2  # of the edits in config.json; version 1 was stored under `quantization_config`
+# Value of `transformers_weights` in config.json. Transformers takes it for the name of the weights file and quotes it
+# in its error when this file was not imported. Loading only the configuration or the tokenizer still works.
 NOTICE = (
     "this model was pruned by shearling and its layers differ in size. Run `import shearling` before loading it, or "
     "pass trust_remote_code=True to the from_pretrained of an AutoModel class"
@@ -37,7 +37,7 @@ OWN_NOTICE = (
 
 
 class BiasOnly(nn.Module):
-    """An output projection with no unit left: its bias, for every token."""
+    """An output projection with no unit left: returns its bias for every token."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -53,9 +53,9 @@ class BiasOnly(nn.Module):
 
 
 class Hollow(nn.Module):
-    """A sublayer's core with no unit left: hands its input on, or to the output projection inside it.
+    """A sublayer's core with no unit left: returns its input, or applies the output projection inside it.
 
-    An argument that the core would hand on to the next layer is still handed on.
+    An argument that the core passes on to the next layer is still passed on.
     """
 
     def __init__(self, core: nn.Module, out: str, returns: int, argument: str = "", returned: int = -1) -> None:
@@ -77,15 +77,15 @@ class Hollow(nn.Module):
 
 
 class Picking:
-    """Mixed into the class of a core that kept only some heads, and is handed a tensor with all of them.
+    """Mixin for the class of a core that kept only some heads but receives a tensor with all of them.
 
-    argument  that tensor, [., heads, queries, keys]; one without a slice for each head is left as it is
-    heads     the heads that are left, counted in the dense model
-    made_by   the method of the core that makes the tensor when none is handed in
-    returned  the place among the core's return values where the whole tensor is handed on, or -1
+    argument  that tensor, [., heads, queries, keys]; left unchanged if it has no slice per head
+    heads     indices of the kept heads in the dense model
+    made_by   method of the core that computes the tensor when none is passed
+    returned  index among the core's return values at which the whole tensor is passed on, or -1
 
-    A class and not a hook that remembers the core: a replica of the core (`torch.nn.DataParallel`, `copy.copy`) works
-    with its own parameters.
+    A mixin instead of a hook bound to the core, so that replicas (`torch.nn.DataParallel`, `copy.copy`) use their own
+    parameters.
     """
 
     argument: str
@@ -96,11 +96,11 @@ class Picking:
     whole: Any
 
     def pick(self, whole: torch.Tensor) -> torch.Tensor:
-        """The slices of the heads that are left."""
+        """The slices of the kept heads."""
         return whole if whole.shape[1] == 1 else torch.stack([whole[:, head] for head in self.heads], dim=1)
 
     def make(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """What the core makes itself: remembered whole, used in part."""
+        """Compute the tensor with the core's own method; keep it whole, return the kept slices."""
         self.whole = getattr(super(), self.made_by)(*args, **kwargs)
         return self.pick(self.whole)
 
@@ -118,7 +118,7 @@ class Picking:
         return result
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        """Pickle and deepcopy: the mixed class has no name to be found by, so it is mixed again."""
+        """Pickle and deepcopy: the mixed class cannot be imported by name, so it is created again."""
         return _new_picking, (_class_of(self), self.made_by), self.__dict__
 
 
@@ -134,18 +134,18 @@ def _new_picking(core: type, made_by: str) -> Any:
 
 
 def _class_of(core: Any) -> type:
-    """The class that transformers gave a core, also where a copy of this file has mixed in its `Picking`."""
+    """The core's original class, also where another copy of this file has mixed in its own `Picking`."""
     return getattr(type(core), "stock", type(core))
 
 
 class OwnConfig:
-    """The configuration as one module sees it: some counts of its own, everything else the model's."""
+    """A module's view of the configuration: overrides some counts, shares everything else with the model."""
 
     def __init__(self, shared: Any, counts: dict[str, int]) -> None:
         vars(self).update(shared=shared, counts=counts)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or "counts" not in vars(self):  # a copy that is still empty
+        if name.startswith("__") or "counts" not in vars(self):  # during copying, before attributes are set
             raise AttributeError(name)
         return self.counts[name] if name in self.counts else getattr(self.shared, name)
 
@@ -154,19 +154,19 @@ class OwnConfig:
 
 
 def _place(core: nn.Module, argument: str) -> int:
-    """Where an argument stands when it is not named."""
+    """The index of a positional argument."""
     return list(inspect.signature(_class_of(core).forward).parameters).index(argument) - 1  # type: ignore[attr-defined]
 
 
 def pick_heads(core: Any, pick: dict[str, Any]) -> None:
-    """Have a core use only the slices of its heads."""
+    """Make a core use only the slices of its kept heads."""
     place = _place(core, pick["argument"])
     core.__class__ = _picking(_class_of(core), pick["made_by"])
     vars(core).update(pick, place=place, whole=None)
 
 
 def resize(module: Any, rows: int, columns: int) -> None:
-    """Cut a linear module to [rows, columns]; the weights that are meant are left to the caller."""
+    """Resize a linear module to [rows, columns]; the caller fills in the weights."""
     transposed = hasattr(module, "nf")
     weight, bias = module.weight, module.bias
     cut = (weight[:columns, :rows] if transposed else weight[:rows, :columns]).detach().clone()
@@ -185,19 +185,18 @@ def _shape(linear: Any) -> tuple[int, ...]:
 
 
 def reshape(model: nn.Module, edits: dict[str, Any]) -> None:
-    """Apply a checkpoint's edits. Paths start at the base model, so that every head loads the same checkpoint.
+    """Apply a checkpoint's edits. Paths are relative to the base model, so that every head loads the same checkpoint.
 
     linear      {path: [outputs, inputs]}
     attributes  {path.name: value}            also of a module's configuration: {path.config.name: value}
     parameters  {path.name: [dimension, size]}    parameters that are not part of a linear module
     bias_only   [path]                        output projections with no unit left
     hollow      {path: [out, returns]}        cores with no unit left
-    dropped     [path]                        projections into no unit; quantisers cannot do with a matrix of nothing
-    picks       {path: {argument, heads, made_by, returned}}    cores that index an argument by the heads left
+    dropped     [path]                        projections into no unit; quantisers fail on empty matrices
+    picks       {path: {argument, heads, made_by, returned}}    cores that index an argument by their kept heads
 
-    What a smaller class of the same family lacks (a decoder, a tower) is passed over; were it not lacking, the
-    shapes of its weights would not fit, and loading would fail. Doing it twice changes nothing: a model and its base
-    model both call `post_init`.
+    Modules that a smaller class of the family lacks (a decoder, a tower) are skipped; where a module is missing by
+    mistake, loading fails because of the weights' shapes. Idempotent: a model and its base model both call `post_init`.
     """
     base = getattr(model, "base_model", model)
     picks = edits.get("picks", {})
@@ -237,7 +236,7 @@ def reshape(model: nn.Module, edits: dict[str, Any]) -> None:
 
 
 def _find(base: nn.Module, path: str) -> Any:
-    """The module at a path, or None. A tower of CLIP stands alone in one class and inside another in the next."""
+    """The module at a path, or None. A CLIP tower is a model of its own in one class and a submodule in another."""
     for candidate in (path, path.removeprefix("text_model.").removeprefix("vision_model.")):
         try:
             return base.get_submodule(candidate)
@@ -253,9 +252,9 @@ def _replace(base: nn.Module, path: str, module: nn.Module) -> None:
 
 
 def register() -> None:
-    """Have models be built, and configurations saved, with what is needed here; doing it twice changes nothing.
+    """Wrap model construction and configuration saving; idempotent.
 
-    Several copies of this file may be at work, shearling's and those of checkpoints: the newest one takes over.
+    Several copies of this file may be loaded, shearling's and those of checkpoints: the newest version wins.
     """
     _wrap(PreTrainedModel, "post_init", _reshape_first)
     _wrap(PreTrainedConfig, "to_json_file", _add_notice)
@@ -274,7 +273,7 @@ def _wrap(owner: Any, name: str, wrapper: Any) -> None:
 
 
 def _reshape_first(post_init: Any, model: Any) -> None:
-    """Give a model its shapes before transformers initialises its weights, or loads them."""
+    """Reshape a model before transformers initialises or loads its weights."""
     if shapes := getattr(model.config, "shearling", None):
         if shapes["version"] > VERSION:
             raise ValueError(f"{model.name_or_path} was written by a newer version of shearling; update shearling.")
@@ -283,7 +282,7 @@ def _reshape_first(post_init: Any, model: Any) -> None:
 
 
 def _add_notice(to_json_file: Any, config: Any, path: Any, *args: Any, **kwargs: Any) -> None:
-    """Save what transformers does not: the notice, and the file that `auto_map` points to."""
+    """Save the notice and the file that `auto_map` points to."""
     if not getattr(config, "shearling", None):
         to_json_file(config, path, *args, **kwargs)
         return
@@ -305,7 +304,7 @@ def _add_notice(to_json_file: Any, config: Any, path: Any, *args: Any, **kwargs:
 
 
 def _own_classes(config: Any, folder: Path) -> dict[str, str]:
-    """Which `AutoModel...` leads to which class of the files beside the weights: `{name: file.class}`."""
+    """Maps each `AutoModel...` name to a custom class in a file beside the weights: `{name: file.class}`."""
     named = (getattr(config, "auto_map", None) or {}) | config.shearling.get("auto_map", {})
     own = {name: str(place) for name, place in named.items() if name.startswith("AutoModel")}
     files = {name: place.rpartition("--")[2].partition(".")[0] for name, place in own.items()}
@@ -320,28 +319,28 @@ register()
 
 
 def _own_class(name: str, config: Any, place: Any, options: dict[str, Any]) -> Any:
-    """The class that came with the dense model; None where it is one of transformers. The caller trusts its code."""
+    """The custom class of the dense model, or None for a class of transformers. The caller trusts its code."""
     own = (getattr(config, "shearling", None) or {}).get("auto_map", {})
     if name not in own:
         return None
     from transformers.dynamic_module_utils import get_class_from_dynamic_module
     from transformers.models.auto.auto_factory import add_generation_mixin_to_remote_model
 
-    config.auto_map = config.auto_map | own  # as it was in the dense model
+    config.auto_map = config.auto_map | own  # as in the dense model
     found = get_class_from_dynamic_module(own[name], place, **options)
-    found.register_for_auto_class(name)  # saving the model again saves its code again
+    found.register_for_auto_class(name)  # saving the model also saves its code
     return add_generation_mixin_to_remote_model(found)
 
 
 def __getattr__(name: str) -> type:
-    """A stand-in for each `AutoModel...` class: what `auto_map` in `config.json` points to."""
+    """A proxy for each `AutoModel...` class, the target of `auto_map` in `config.json`."""
     if not name.startswith("AutoModel"):
         raise AttributeError(name)
 
     def from_pretrained(cls: type, place: Any, *args: Any, **kwargs: Any) -> Any:
         config = kwargs.get("config")
         if config is not None:
-            vars(config).pop("transformers_weights", None)  # holds the message for those who load without this file
+            vars(config).pop("transformers_weights", None)  # only for loading without this file
         if own := _own_class(name, config, place, kwargs):
             return own.from_pretrained(place, *args, **kwargs)
         return getattr(transformers, name).from_pretrained(place, *args, **kwargs | {"trust_remote_code": False})
@@ -352,7 +351,7 @@ def __getattr__(name: str) -> type:
         return getattr(transformers, name).from_config(config, **kwargs | {"trust_remote_code": False})
 
     def register_for_auto_class(cls: type, auto_class: Any = None) -> None:
-        """Transformers announces the class it found; there is nothing to remember."""
+        """Called by transformers for custom classes; nothing to do."""
 
     methods: dict[str, Any] = {
         "from_pretrained": from_pretrained,

@@ -1,4 +1,4 @@
-"""Models with offloaded weights: `device_map="auto"` of accelerate may leave some on the disk or on the host."""
+"""Models with weights that accelerate's `device_map="auto"` offloaded to disk or host memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ logger = logging.getLogger("shearling")
 
 
 def with_all_weights(model: PreTrainedModel) -> PreTrainedModel:
-    """The model itself, or, where some weights are only fetched for a forward pass, a copy that holds all of them.
+    """Returns the model, or a copy with all weights in memory where some are loaded only during a forward pass.
 
-    Layers on several devices need no copy: what is summed over the sample lives where the layer lives.
+    Layers on several devices need no copy: statistics are accumulated on the layer's device.
     """
     offloaded = [name for name, parameter in model.named_parameters() if parameter.device.type == "meta"]
     if not offloaded or getattr(model, "hf_device_map", None) is None:
@@ -29,5 +29,5 @@ def with_all_weights(model: PreTrainedModel) -> PreTrainedModel:
     remove_hook_from_module(whole, recurse=True)
     whole.load_state_dict(fetched, strict=False, assign=True)
     whole.tie_weights()
-    del whole.hf_device_map  # it says where the weights were; saving would look for them there
+    del whole.hf_device_map  # outdated; saving would look for the weights there
     return whole.to("cpu").eval()

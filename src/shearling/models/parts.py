@@ -1,9 +1,8 @@
-"""The sublayers of every family, in the words of `row.py`; `table.py` puts them together."""
+"""The sublayers of every family, written with the classes of `row.py` and combined into rows in `table.py`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from shearling.models.row import EVERY, Along, Fused, Part, Pick, Positions
 
@@ -15,19 +14,25 @@ def _attention(
     *,
     residual: str = "",
     counters: tuple[str, ...] = ("num_heads",),
-    **more: Any,
+    returns: int = 2,
+    floor: int = 0,
+    pick: Pick | None = None,
+    positions: Positions | None = None,
 ) -> Part:
-    """Attention: its projections into the heads and its counters are named from the core on.
+    """Attention; paths of projections and counters are relative to the core.
 
-    out  inside the core too, unless it is a path of its own (with a dot in it)
+    out  relative to the core too, unless it contains a dot
     """
     path = out if "." in out else f"{core}.{out}"
     counted = tuple(f"{core}.{counter}" for counter in counters)
-    return Part("heads", core, _inside(core, names), path, residual, counters=counted, **{"returns": 2} | more)
+    return Part(
+        "heads", core, _inside(core, names), path, residual, returns=returns, counters=counted, floor=floor, pick=pick,
+        positions=positions,
+    )  # fmt: skip
 
 
 def _mlp(core: str, names: str | Fused, out: str, *, residual: str = "") -> Part:
-    """An FFN that is a module of its own."""
+    """An FFN that is one module."""
     return Part("filters", core, _inside(core, names), f"{core}.{out}", residual)
 
 
@@ -66,7 +71,7 @@ DEBERTA = (
 DEBERTA_V1 = (
     replace(
         DEBERTA[0],
-        inputs=(f"{_BERT}.in_proj",),  # a head's rows lie together: query, key and value
+        inputs=(f"{_BERT}.in_proj",),  # each head's query, key and value rows are adjacent
         own=(Along(f"{_BERT}.q_bias"), Along(f"{_BERT}.v_bias")),
         positions=Positions(
             (f"{_BERT}.pos_proj", f"{_BERT}.pos_q_proj"),
@@ -81,7 +86,7 @@ MOBILEBERT_HEADS = replace(BERT_LIKE[0], residual="attention.output", place=1, s
 
 
 def mobilebert(ffns: int) -> tuple[Part, ...]:
-    """The layers of MobileBERT: attention and several FFNs, on a residual that is theirs alone."""
+    """The layers of MobileBERT: attention and several FFNs on a bottleneck residual."""
     paths = [(f"ffn.{i}.intermediate", f"ffn.{i}.output.dense") for i in range(ffns - 1)]
     more = (Part("filters", core=core, inputs=(f"{core}.dense",), out=out) for core, out in paths)
     return MOBILEBERT_HEADS, *more, _BERT_FFN
@@ -99,20 +104,20 @@ MODERNBERT = (
     _mlp("mlp", Fused("Wi", 2), "Wo", residual="mlp_norm"),
 )
 ALBERT = (
-    # The core holds the LayerNorm too, which must stay.
+    # The core contains the LayerNorm too, so it must stay.
     _attention("attention", "query key value", "dense", counters=_BERT_COUNTERS, floor=1),
     Part("filters", core="ffn", inputs=("ffn",), out="ffn_output"),
 )
 
 
 def vision(before: str = "layernorm_before", after: str = "layernorm_after") -> tuple[Part, Part]:
-    """The layers of ViT and its kin."""
+    """The layers of ViT and similar models."""
     heads = _attention("attention", _QKV, "o_proj", residual=before, counters=("num_attention_heads",))
     return heads, _mlp("mlp", "fc1", "fc2", residual=after)
 
 
 def scaled(parts: tuple[Part, Part], *scales: str, pick: Pick | None = None) -> tuple[Part, Part]:
-    """The same sublayers with a LayerScale each."""
+    """The same sublayers, each with a LayerScale."""
     heads, filters = parts
     return replace(heads, scale=scales[0], pick=pick), replace(filters, scale=scales[1])
 
@@ -157,7 +162,7 @@ SPEECH_PRE_LN = (
 
 
 def fairseq(*, pre_norm: bool, across: bool = False) -> tuple[Part, ...]:
-    """The layers of BART, Whisper and OPT, whose FFN has no module of its own; a decoder's may attend across."""
+    """The layers of BART, Whisper and OPT, whose FFN is not one module; `across` adds cross-attention."""
 
     def norm(name: str) -> str:
         return f"{name}_layer_norm" if pre_norm else ""
@@ -169,9 +174,9 @@ def fairseq(*, pre_norm: bool, across: bool = False) -> tuple[Part, ...]:
 
 
 def t5(*, across: bool = False) -> tuple[Part, ...]:
-    """The layers of T5's encoder, or those of its decoder, which also attend across."""
+    """The layers of T5's encoder, or of its decoder with cross-attention."""
     heads = _t5_heads("layer.0.SelfAttention", Pick("position_bias", made_by="compute_bias", returned=1))
-    # The bias of cross-attention is all zeros, but has a slice for every head.
+    # The position bias of cross-attention is zero but has a slice per head.
     cross = replace(_t5_heads("layer.1.EncDecAttention", Pick("position_bias", returned=1)), across=True)
     place = f"layer.{2 if across else 1}"
     ffn = _mlp(f"{place}.DenseReluDense", "wi wi_0 wi_1", "wo", residual=f"{place}.layer_norm")
@@ -216,11 +221,11 @@ _NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
 GEMMA2 = normed((LLAMA_HEADS, replace(LLAMA[1], residual="pre_feedforward_layernorm")), *_NORMS)
 GLM4 = normed(GLM, "post_self_attn_layernorm", "post_mlp_layernorm")
 EXAONE4 = normed(tuple(replace(part, residual="") for part in LLAMA), *_NORMS)
-OLMO2 = (replace(EXAONE4[0], floor=EVERY), EXAONE4[1])  # a norm over the queries of all heads ties them together
+OLMO2 = (replace(EXAONE4[0], floor=EVERY), EXAONE4[1])  # its query norm spans all heads
 
 
 def beside(parts: tuple[Part, ...], norm: str = "") -> tuple[Part, ...]:
-    """The same sublayers side by side on one residual; `norm` names the one before the FFN, if it is not shared."""
+    """The same sublayers in parallel on one residual; `norm` is the FFN's own input norm, if it is not shared."""
     heads, filters = parts
     return heads, replace(filters, residual=norm or heads.residual, beside=True)
 
@@ -228,7 +233,7 @@ def beside(parts: tuple[Part, ...], norm: str = "") -> tuple[Part, ...]:
 PHI = beside(
     (_attention("self_attn", _QKV, "dense", residual="input_layernorm", counters=()), _mlp("mlp", "fc1", "fc2"))
 )
-# A head's rows of the one projection lie together: query, key and value.
+# Each head's query, key and value rows are adjacent in the one projection.
 _NEOX_MLP = _mlp("mlp", "dense_h_to_4h", "dense_4h_to_h", residual="post_attention_layernorm")
 NEOX = (_attention("attention", "query_key_value", "dense", residual="input_layernorm", counters=()), _NEOX_MLP)
 _FALCON_COUNTERS = ("num_heads", "num_kv_heads")

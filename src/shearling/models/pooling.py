@@ -1,7 +1,7 @@
-"""How an embedding model makes one vector of its hidden states: pooled, projected, normalised, with prompts before.
+"""How an embedding model turns hidden states into one vector: prompt, pooling, dense projections, normalisation.
 
-The transformer itself does not know. `checkpoint/sentence.py` reads it from the files beside the weights and
-`set_pooling` attaches it to the loaded model, where it survives copies and pruning.
+The transformer's configuration does not have it. `checkpoint/sentence.py` reads it from the files beside the weights
+and `set_pooling` attaches it to the loaded model, where it survives copies and pruning.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class DenseModule:
 
 @dataclass(frozen=True)
 class Pooling:
-    """What turns hidden states [B, S, D] into embeddings.
+    """Turns hidden states [B, S, D] into embeddings.
 
-    modes         how tokens are summed up; several are concatenated
-    normalize     whether embeddings are scaled to length one
-    similarity    what users compare embeddings with: cosine, dot, euclidean or manhattan
+    modes         pooling modes; the results of several are concatenated
+    normalize     whether embeddings are scaled to unit length
+    similarity    how users compare embeddings: cosine, dot, euclidean or manhattan
     dense         projections between pooling and normalisation
-    prompts       texts put before a text, by name ("query", "document", ...)
-    default       the name of the prompt used where no other is asked for
-    max_length    tokens of the longest text; None where only the tokenizer says
-    guessed       nothing said how this model pools
+    prompts       prefixes of a text, by name ("query", "document", ...)
+    default       name of the default prompt
+    max_length    maximum tokens of a text; None leaves it to the tokenizer
+    guessed       whether the model's files do not say how it pools
     """
 
     modes: tuple[Mode, ...] = ("mean",)
@@ -66,7 +66,7 @@ class Pooling:
 
     @property
     def direction_only(self) -> bool:
-        """Whether only the direction of an embedding counts, not its length."""
+        """Whether only the direction of an embedding matters, not its length."""
         return not self.guessed and (self.normalize or self.similarity == "cosine")
 
     def prompt(self, use: Literal["query", "document"] | None = None) -> str:
@@ -85,13 +85,13 @@ def set_pooling(model: nn.Module, pooling: Pooling) -> None:
 
 
 def pooling_of(model: nn.Module) -> Pooling:
-    """The pooling attached to a model, or the guess: the mean over real tokens."""
+    """The pooling attached to a model; default: mean over real tokens."""
     found: Pooling = getattr(model, _ATTRIBUTE, GUESS)
     return found
 
 
 def parse_pooling(text: str) -> Pooling:
-    """The pooling that words ask for: `cls`, `mean,normalize`, ..."""
+    """Parse the pooling option: `cls`, `mean,normalize`, ..."""
     words = [word.strip().lower().replace("-", "_") for word in text.split(",") if word.strip()]
     modes = tuple(mode for word in words for mode in MODES if word == mode)
     unknown = [word for word in words if word not in (*MODES, "normalize")]
@@ -101,12 +101,12 @@ def parse_pooling(text: str) -> Pooling:
 
 
 def pool(outputs: Any, mask: Tensor | None, pooling: Pooling) -> Tensor:
-    """[B, D]: the embeddings that a model without a head is used for, from its outputs and attention mask [B, S]."""
+    """[B, D]: embeddings from the outputs of a model without a head and its attention mask [B, S]."""
     towers = [outputs[name].float() for name in ("text_embeds", "image_embeds") if name in outputs]
-    if towers and len({len(tower) for tower in towers}) == 1:  # a model of two towers brings its own projections
+    if towers and len({len(tower) for tower in towers}) == 1:  # two-tower models have projections of their own
         return torch.cat(towers, -1)
     if "last_hidden_state" not in outputs:
-        raise ModelError(f"Do not know what to make of outputs {list(outputs)}: neither logits nor hidden states.")
+        raise ModelError(f"The model returns {list(outputs)}: neither logits nor hidden states.")
     hidden: Tensor = outputs["last_hidden_state"]
     hidden = hidden.float() if hidden.dtype in (torch.float16, torch.bfloat16) else hidden
     if hidden.dim() == 4:  # [B, D, height, width] of a convolutional stage
@@ -127,7 +127,7 @@ def _mean_sqrt_len(hidden: Tensor, real: Tensor) -> Tensor:
 
 
 def _weighted_mean(hidden: Tensor, real: Tensor) -> Tensor:
-    """Later tokens weigh more: 1, 2, 3, ... from the first real one."""
+    """Weights 1, 2, 3, ... from the first real token."""
     return _mean(hidden, real * real.cumsum(1))
 
 

@@ -1,10 +1,10 @@
-"""How long an input may be."""
+"""The maximum input length of a model."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Positions of these models start after the padding index, so that many of their position embeddings are never used.
+# Positions of these models start after the padding index, so the first position embeddings are never used.
 _AFTER_PADDING = (
     "roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "mpnet", "longformer", "esm", "roberta-prelayernorm",
     "data2vec-text",
@@ -12,7 +12,7 @@ _AFTER_PADDING = (
 
 
 def positions_of(config: Any) -> int | None:
-    """The tokens of the longest input; None where the model has no table of positions, or does not say."""
+    """Maximum tokens of an input; None where the configuration has no limit."""
     positions = getattr(config, "max_position_embeddings", None)  # GPT-2 answers to this name too
     if not isinstance(positions, int) or positions < 1:
         return None

@@ -1,4 +1,4 @@
-"""Families without a row, each with its reason; and the kind of a model, for naming the nearest supported family."""
+"""Unsupported families with the reason; the kind of a model, to name the nearest supported family."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEAREST: dict[ModelKind, str] = {  # a supported family of each kind
 
 @dataclass(frozen=True)
 class Refused:
-    """A family without a row: its kind, the reason, and its nearest relative where that is not the kind's."""
+    """A family without a row: its kind, the reason, and the nearest supported family if not the kind's default."""
 
     kind: ModelKind
     reason: str
@@ -64,7 +64,7 @@ UNSUPPORTED: dict[str, Refused] = {
 
 
 def kind_of(config: Any) -> ModelKind:
-    """What kind of model a configuration is of, as far as its fields show it."""
+    """Guess the kind of a model from the fields of its configuration."""
 
     def has(*names: str) -> bool:
         return any(getattr(config, name, None) for name in names)

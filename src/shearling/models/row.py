@@ -1,7 +1,7 @@
-"""The words a row of the architecture table is written in.
+"""The classes that rows of the architecture table are made of.
 
-A row says where the modules of a family are. It holds paths and attribute names, never arithmetic; what follows from
-them (counts, costs, slices) is worked out in `structure.py` and `shrink.py` for all families alike.
+A row says where the modules of a family are. It holds paths and attribute names, no arithmetic; counts, costs and
+slices are derived from them in `structure.py` and `shrink.py`, for all families alike.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ EVERY = 1 << 30  # a floor above any number of units
 
 @dataclass(frozen=True)
 class Fused:
-    """One projection that holds several blocks of the same units, one after the other (q, k and v; input and gate).
+    """One projection that concatenates several blocks of the same units (q, k and v; input and gate).
 
-    In the first block a unit has as many rows as it has columns of `h`; the others share the rest equally, so that
-    queries may have more rows than keys and values.
+    In the first block a unit has as many rows as columns of `h`; the other blocks share the rest equally, because with
+    grouped-query attention queries have more rows than keys and values.
     """
 
     path: str
@@ -27,7 +27,7 @@ class Fused:
 
 @dataclass(frozen=True)
 class Along:
-    """A parameter that is no linear module's weight or bias, and has entries for each unit along one dimension."""
+    """A parameter outside linear modules with entries per unit along dimension `dim`."""
 
     path: str
     dim: int = 0
@@ -35,12 +35,12 @@ class Along:
 
 @dataclass(frozen=True)
 class Positions:
-    """Relative positions that are projected head by head, as the tokens are (DeBERTa).
+    """Relative positions that are projected per head, like the tokens (DeBERTa).
 
-    paths  their own projections; where a variant lacks them, the positions go through those of the tokens
-    span   the attribute that says how far positions reach: a table of 2 x span rows is projected
-    kinds  the attribute that lists the products with that table, one for each projection
-    cut    whether the table is cut to the positions that a sequence of its length can have
+    paths  their own projections; where a variant lacks them, positions use the projections of the tokens
+    span   attribute with the maximum distance: a table of 2 x span rows is projected
+    kinds  attribute that lists the products with that table, one per projection
+    cut    whether only the rows that a sequence of its length can reach are projected
     """
 
     paths: tuple[str, ...]
@@ -51,13 +51,13 @@ class Positions:
 
 @dataclass(frozen=True)
 class Pick:
-    """An argument of the core that has a slice for every head of the dense model: [., heads, queries, keys].
+    """An argument of the core with a slice per head of the dense model: [., heads, queries, keys].
 
-    One such tensor serves all layers, so it cannot be cut; each layer picks the slices of the heads it kept.
+    One such tensor is shared by all layers, so it cannot be cut; each layer indexes the slices of its kept heads.
 
-    argument  the name of the core's argument
-    made_by   the method of the core that makes the tensor where none is handed in
-    returned  the place among the core's return values where the whole tensor is handed on; -1 for nowhere
+    argument  name of the core's argument
+    made_by   method of the core that computes the tensor when none is passed
+    returned  index among the core's return values at which the whole tensor is passed on; -1 if it is not
     """
 
     argument: str
@@ -67,25 +67,25 @@ class Pick:
 
 @dataclass(frozen=True)
 class Part:
-    """One sublayer of a layer; every path starts at the layer.
+    """One sublayer of a layer; paths are relative to the layer.
 
-    core       the module that turns the sublayer's input into `h`, or into the output when `out` lies inside it
-    inputs     the projections whose rows belong to units; a path that a variant lacks is skipped
-    out        the output projection: masks act on its input `h`
-    residual   the module whose input is the residual `x`; the core, unless a norm comes before it
-    place      which of that module's inputs it is
-    returns    how many values the core returns
-    counters   attributes that count units (or their columns) and shrink with them; of the core's configuration too
-    own        other parameters with entries for each unit
-    scale      a parameter or number that multiplies the output before it meets the residual (LayerScale)
-    norm       the norm between output and residual, where there is one: the refit then aims at the output alone
-    windows    the attribute with the side of the windows it runs in, where it does: the tokens are then not in the
-               order of the residual, and the refit aims at the output alone
-    across     whether keys and values are of the encoder's tokens (cross-attention): the first input is the query's
-    beside     whether it reads the same residual as the sublayer before it, and both outputs are added to that
-    size       the attribute with the size of a head, where the configuration does not tell
-    floor      units that must stay in every layer; EVERY where none may go
-    pick       an argument that has to be indexed by the heads that are left
+    core       module that turns the sublayer's input into `h`, or into the output if it contains `out`
+    inputs     projections whose rows belong to units; paths that a variant lacks are skipped
+    out        output projection: masks act on its input `h`
+    residual   module whose input is the residual `x`; the core, unless a norm precedes it
+    place      index of the residual among that module's inputs
+    returns    number of values the core returns
+    counters   attributes that count units (or their columns) and shrink with them; also of the core's configuration
+    own        other parameters with entries per unit
+    scale      parameter or number that multiplies the output before the residual is added (LayerScale)
+    norm       norm between output and residual, if any: the refit then targets the output alone
+    windows    attribute with the window size, for windowed attention: tokens are then not in the order of the
+               residual, and the refit targets the output alone
+    across     cross-attention: keys and values come from the encoder's tokens, the first input is the query
+    beside     whether it runs in parallel with the sublayer before it, on the same residual
+    size       attribute with the head size, where the configuration lacks it
+    floor      units that must stay in every layer; EVERY where none may be removed
+    pick       argument that has to be indexed by the kept heads
     positions  relative positions that are projected too
     """
 
@@ -110,34 +110,33 @@ class Part:
 
     @property
     def residual_path(self) -> str:
-        """Where the residual input can be seen."""
+        """Path of the module whose input is the residual."""
         return self.residual or self.core
 
 
 @dataclass(frozen=True)
 class StackRow:
-    """A pile of equal layers. Of several that name the same layers, the first that fits the model is taken.
+    """A stack of equal layers. Of several rows for the same layers, the first that fits the model is used.
 
-    layers      the path of the pile, from the base model
-    mask        the input that tells real tokens from padding; empty where there is no padding
-    fallback    the input to use instead where the model was given no inputs for its decoder
-    frames      the method that turns the mask over samples into one over frames (speech)
-    config      where the configuration of this pile lies in the model's, if not at its top
-    heads       the field of that configuration with the number of heads
-    groups      the field with the number of key-value heads, if the family has one; or that number itself
-    when        fields of that configuration that must be true for this row to fit, or false after a "not ";
-                several are joined by " and "
+    layers      path of the module list, from the base model
+    mask        input that marks padding; empty where there is no padding
+    fallback    input used instead when the model gets no inputs for its decoder
+    frames      method that converts a mask over audio samples to one over frames (speech)
+    config      attribute of the model's configuration with the configuration of this stack, if not the top level
+    heads       configuration field with the number of heads
+    groups      field with the number of key-value heads, if the family has one; or that number itself
+    when        fields that must be true for this row to fit, or false after "not "; joined by " and "
     keep_first  units that must stay in the first attention (of each type): the KV cache reads its length there
-    repeats     the field with the number of times each layer runs, where layers share weights
+    repeats     field with the number of times each layer runs, where layers share weights
 
-    For stock shapes, which the configuration alone must tell:
+    For stock shapes, which the configuration must describe completely:
 
-    filters     the field with the width of every FFN; empty where none says it, and the width stays
-    times       the field that the width is a multiple of, where `filters` has the factor
-    depth       the field with the number of layers; empty where none says it, and all layers stay
-    head_size   the field with the size of a head; empty where that is the hidden size over the heads, which all stay
-    first       whether the first layer differs from the others in its modules, and has to stay
-    unless      a field of that configuration which ties a weight to the number of layers: all stay where it is true
+    filters     field with the width of every FFN; empty: the width cannot change
+    times       field that `filters` is multiplied by to get the width
+    depth       field with the number of layers; empty: all layers stay
+    head_size   field with the head size; empty: it is hidden size / heads, and all heads stay
+    first       whether the first layer has other modules than the rest and has to stay
+    unless      field that, if true, ties a weight to the number of layers: all layers stay
     """
 
     layers: str
@@ -163,9 +162,9 @@ class StackRow:
 class Row:
     """One family: the `model_type`s it serves and the stacks of layers in it.
 
-    refuses  (field of the configuration, the most it may be, why more cannot be pruned)
-    note     what a user should know, for `shearling architectures`
-    uneven   why the family has no stock shapes, where it has none
+    refuses  (configuration field, its largest supported value, why more cannot be pruned)
+    note     remark for `shearling architectures`
+    uneven   why the family has no stock shapes, if it has none
     """
 
     model_types: tuple[str, ...]

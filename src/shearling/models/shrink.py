@@ -18,14 +18,14 @@ from shearling.models.sublayer import Sublayer, columns_of, is_transposed, linea
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Values = dict[str, Callable[[], Tensor]]  # by parameter of the base model: what it becomes, made when it is needed
+Values = dict[str, Callable[[], Tensor]]  # new value of each parameter of the base model, computed lazily
 Kept = Sequence[Tensor]  # per sublayer, the indices of the units that stay, ascending
 
 
 def shrink(model: PreTrainedModel, kept: Kept, *, shared: bool = False) -> PreTrainedModel:
-    """A smaller copy of the model with only the kept units; the model itself is left as it is.
+    """Returns a smaller copy of the model with only the kept units.
 
-    shared  what is not cut stays the model's own memory: for a copy that is run, never changed, and thrown away
+    shared  uncut parameters share memory with the model: for a temporary copy that is never modified
     """
     from shearling.models.modeling_shearling import VERSION, reshape
 
@@ -38,7 +38,7 @@ def shrink(model: PreTrainedModel, kept: Kept, *, shared: bool = False) -> PreTr
             _cut(sublayer, units, edits, values)
             _pick(sublayer, units, before["picks"], edits)
 
-    # What is cut gets memory of its own as it is reshaped: there is never a second copy of the whole.
+    # Only cut parameters are copied, after reshaping: there is never a second full copy of the model.
     dense = dict(model.base_model.named_parameters())
     own = model.parameters() if shared else (dense[name] for name in values)
     student = copy.deepcopy(model, {id(p): p for p in own})
@@ -53,9 +53,9 @@ def shrink(model: PreTrainedModel, kept: Kept, *, shared: bool = False) -> PreTr
 
 
 def _cut(sublayer: Sublayer, kept: Tensor, edits: dict[str, Any], values: Values) -> None:
-    """Add what the removal of all but `kept` changes: shapes to the edits, parameters to the values."""
+    """Remove all units but `kept`: add the new shapes to the edits and the parameters to the values."""
     for projection in sublayer.inputs:
-        if not len(kept) and projection.path != sublayer.part.core:  # a core goes on as a hollow one
+        if not len(kept) and projection.path != sublayer.part.core:  # a core is replaced by `Hollow` instead
             edits["dropped"].append(f"{sublayer.path}.{projection.path}")
             continue
         _slice(sublayer, projection.path, projection.rows_of(kept, sublayer.units), None, edits, values)
@@ -77,7 +77,7 @@ def _cut(sublayer: Sublayer, kept: Tensor, edits: dict[str, Any], values: Values
 
 
 def _pick(sublayer: Sublayer, kept: Tensor, before: dict[str, Any], edits: dict[str, Any]) -> None:
-    """Add which slices of an argument belong to the kept heads, counted in the dense model."""
+    """Add the indices, in the dense model, of the kept heads by which an argument is indexed."""
     pick = sublayer.part.pick
     if pick is None:
         return
@@ -110,7 +110,7 @@ def _slice(
 
 
 def _taken(tensor: Tensor, sides: Sequence[Tensor | None]) -> Tensor:
-    """Some places of every side; all of them where None."""
+    """Index every dimension; None keeps all of it."""
     for dim, places in enumerate(sides):
         tensor = tensor if places is None else tensor.index_select(dim, places)
     return tensor
@@ -122,13 +122,13 @@ def empty_edits() -> dict[str, Any]:
 
 
 def edits_of(model: PreTrainedModel) -> dict[str, Any]:
-    """The edits that made a pruned model from its dense one; a dense model has empty ones."""
+    """The edits that produced a pruned model; empty for a dense one."""
     shapes = getattr(model.config, "shearling", None)
     return empty_edits() | shapes["edits"] if shapes else empty_edits()
 
 
 def merged(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """The edits of one pruning after another: sizes are absolute, so the later ones win."""
+    """Combine the edits of two prunings: sizes are absolute, so the later ones win."""
     return {
         key: before.get(key, {}) | value if isinstance(value, dict) else sorted({*before.get(key, []), *value})
         for key, value in after.items()
@@ -137,21 +137,21 @@ def merged(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Cut:
-    """What stays of a dense model.
+    """The kept units and layers of a dense model.
 
-    kept    per sublayer of the dense model, the units that stay; none in a layer that goes
-    layers  per stack, the layers that stay, for a stock shape; None where layers may differ in size, and all stay
+    kept    per sublayer of the dense model, its kept units; none in a removed layer
+    layers  per stack, its kept layers, for a stock shape; None for uneven shapes, which keep all layers
     """
 
     kept: list[Tensor]
     layers: Layers | None = None
 
     def teacher(self, dense: Structure) -> Structure:
-        """The dense model without the layers that go: what the student is when no unit is cut. Not to be changed."""
+        """The dense model without the removed layers. It shares weights with the dense model; read-only."""
         return dense if self.layers is None else without_layers(dense, self.layers)
 
     def student(self, dense: Structure) -> Structure:
-        """The small model."""
+        """Build the pruned model."""
         if self.layers is None:
             return structure_of(shrink(dense.model, self.kept))
         teacher = self.teacher(dense)
@@ -161,5 +161,5 @@ class Cut:
         return numbered(structure_of(model), self.layers)
 
     def units_of(self, smaller: Structure, dense: Structure) -> list[Tensor]:
-        """The kept units of the sublayers that a teacher or student has."""
+        """The kept units of the sublayers of a teacher or student that lacks layers."""
         return [self.kept[number] for number in smaller.places_in(dense)]

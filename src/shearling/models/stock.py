@@ -1,7 +1,7 @@
-"""Stock shapes: sizes that a family's own configuration can tell, so that any loader of the family reads the result.
+"""Stock shapes: sizes that the family's own configuration can describe, so that any loader of the family reads them.
 
 A dial is one field of the configuration: the width of all FFNs of a stack, or the number of its heads (or key-value
-groups). Stacks that read the same field share the dial. Whole layers may go too.
+groups). Stacks that read the same field share the dial. Whole layers may be removed too.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from shearling.models.structure import Stack, Structure, structure_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-Layers = tuple[tuple[int, ...], ...]  # per stack, the layers that stay
+Layers = tuple[tuple[int, ...], ...]  # per stack, the kept layers
 
-PER_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types")  # fields with one entry a layer
-NUMBERS = ("layer_idx", "layer_id", "layer_number")  # attributes that say where in its stack a layer is
+PER_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types")  # fields with one entry per layer
+NUMBERS = ("layer_idx", "layer_id", "layer_number")  # attributes with the index of a layer in its stack
 
 
 @dataclass(frozen=True)
 class Dial:
-    """One size that the configuration tells.
+    """One size of the configuration.
 
-    sublayers  the numbers of the sublayers, among all of the model, that have this size
-    counts     what it may be, ascending; one entry where it is fixed
+    sublayers  indices, among all sublayers of the model, of those with this size
+    counts     possible values, ascending; one entry where it is fixed
     """
 
     kind: Kind
@@ -40,7 +40,7 @@ class Dial:
 
 
 def dials_of(structure: Structure) -> list[Dial]:
-    """The dials of a model; together they hold every sublayer."""
+    """The dials of a model; every sublayer belongs to exactly one."""
     members: dict[tuple[str, str], list[int]] = {}
     rows: dict[tuple[str, str], StackRow] = {}
     for number, (stack, sublayer) in enumerate(_sublayers(structure)):
@@ -71,7 +71,7 @@ def _dial(structure: Structure, row: StackRow, members: list[int]) -> Dial:
 
 
 def _step(row: StackRow, config: Any) -> int:
-    """Widths are multiples of this: of the field whose multiple the configuration has, where it has one."""
+    """FFN widths are multiples of this."""
     return int(getattr(config, row.times)) if row.times else 1
 
 
@@ -81,7 +81,7 @@ def _part_of(config: Any, row: StackRow) -> Any:
 
 
 def _head_fields(row: StackRow, config: Any, count: int) -> dict[str, int]:
-    """What the configuration says where `count` heads (or key-value groups) are left; nothing where all are."""
+    """Configuration fields for `count` kept heads (or key-value groups); empty where all are kept."""
     heads = int(getattr(config, row.heads))
     groups = getattr(config, row.groups, None) if isinstance(row.groups, str) else row.groups
     if count == (groups or heads):
@@ -92,16 +92,16 @@ def _head_fields(row: StackRow, config: Any, count: int) -> dict[str, int]:
 
 
 def _accepted(config: Any, fields: dict[str, int]) -> bool:
-    """Whether the family's configuration takes these values: some want the hidden size to be a multiple of heads."""
+    """Whether the configuration class accepts these values: some require hidden size to be a multiple of heads."""
     try:
         type(config).from_dict(config.to_dict() | fields)
-    except Exception:  # validators have error classes of their own
+    except Exception:  # validators raise their own error classes
         return False
     return True
 
 
 def check_stock(structure: Structure) -> None:
-    """Complain about a model that has no stock shapes."""
+    """Raise if a model has no stock shapes."""
     model = structure.model
     name = model.config.model_type
     why = structure.row.uneven
@@ -114,11 +114,11 @@ def check_stock(structure: Structure) -> None:
 
 
 def removable_layers(structure: Structure) -> list[tuple[int, int]]:
-    """(stack, layer) of every layer that the configuration can do without."""
+    """(stack, layer) of every layer that may be removed from a stock shape."""
     found = []
     for number, stack in enumerate(structure.stacks):
         config = _part_of(structure.model.config, stack.row)
-        # A backbone may hand out the features of layers before the last.
+        # A backbone may return the features of intermediate layers.
         read_inside = getattr(config, "out_indices", None) not in (None, [len(stack.layers)])
         tied = read_inside or getattr(config, stack.row.unless or "_", False)
         if hasattr(config, stack.row.depth or "_") and not tied:
@@ -132,14 +132,14 @@ def all_layers(structure: Structure) -> Layers:
 
 
 def less(layers: Layers, gone: tuple[int, int]) -> Layers:
-    """The layers without one, given as (stack, layer)."""
+    """The layers without the layer `gone`, given as (stack, layer)."""
     return tuple(tuple(n for n in stay if (number, n) != gone) for number, stay in enumerate(layers))
 
 
 def without_layers(structure: Structure, layers: Layers) -> Structure:
-    """A copy of the model with these layers only, as its configuration says.
+    """Returns a copy of the model with only these layers and a matching configuration.
 
-    Weights stay the model's own memory: the copy is to be run, never changed, and thrown away.
+    Weights share memory with the model: for a temporary copy that is never modified.
     """
     model = structure.model
     student = copy.deepcopy(model, {id(p): p for p in model.parameters()})
@@ -159,14 +159,14 @@ def without_layers(structure: Structure, layers: Layers) -> Structure:
         for field in PER_LAYER:
             if isinstance(values := getattr(config, field, None), (list, tuple)):
                 setattr(config, field, [values[layer] for layer in stay])
-        if hasattr(config, "stage_names"):  # a backbone's: the embeddings, then every layer
+        if hasattr(config, "stage_names"):  # of a backbone: the stem, then every layer
             config.stage_names = config.stage_names[: len(stay) + 1]
             config.set_output_features_output_indices(out_features=None, out_indices=None)
     return numbered(structure_of(student), layers)
 
 
 def numbered(structure: Structure, layers: Layers) -> Structure:
-    """The structure of a model that lacks layers, knowing which of the dense model's it has."""
+    """The structure of a model that lacks layers, with the indices of its layers in the dense model."""
     stacks, depth = [], 0
     for stack, stay in zip(structure.stacks, layers, strict=True):
         named = (
@@ -179,7 +179,7 @@ def numbered(structure: Structure, layers: Layers) -> Structure:
 
 
 def write_sizes(model: PreTrainedModel) -> None:
-    """Have the configuration tell the sizes that the layers have, and nothing that only shearling understands."""
+    """Write the sizes of the layers to the configuration and remove everything specific to shearling."""
     wanted: list[tuple[Any, dict[str, int]]] = []
     for stack, sublayer in _sublayers(structure_of(model)):
         config = _part_of(model.config, stack.row)
@@ -197,7 +197,7 @@ def write_sizes(model: PreTrainedModel) -> None:
 
 
 def check_ordinary(model: PreTrainedModel) -> None:
-    """A model that the family's own class makes of this configuration must have the same weights."""
+    """Check that the family's own class, built from this configuration, has the same parameter shapes."""
     config: Any = type(model.config).from_dict(model.config.to_dict())
     with torch.device("meta"):
         plain = type(model)(config)

@@ -1,4 +1,4 @@
-"""A model as the algorithms see it: stacks of layers, each with sublayers made of units."""
+"""A model as the algorithms see it: stacks of layers with sublayers made of units."""
 
 from __future__ import annotations
 
@@ -27,18 +27,24 @@ Share = Literal["all", "fit", "held out"]  # of the examples
 
 @dataclass(frozen=True)
 class Stack:
-    """The layers of one encoder, decoder or tower, in the order they run; where they share weights, each once."""
+    """The layers of one encoder, decoder or tower, in order; layers that share weights appear once.
+
+    sublayers  one tuple per layer, in order
+    repeats    number of times the layers run one after the other
+    frames     converts a mask over audio samples to one over frames
+    numbers    indices of the layers in the dense model's stack, if some were removed; else empty
+    """
 
     row: StackRow
     layers: tuple[nn.Module, ...]
-    sublayers: tuple[tuple[Sublayer, ...], ...]  # one tuple a layer, in the order they run
-    repeats: int = 1  # how many times the layers run, one after the other
-    frames: Callable[[int, Tensor], Tensor] | None = None  # makes a mask over samples one over frames
-    numbers: tuple[int, ...] = ()  # of its layers in the dense model's stack, where some are gone; else empty
+    sublayers: tuple[tuple[Sublayer, ...], ...]
+    repeats: int = 1
+    frames: Callable[[int, Tensor], Tensor] | None = None
+    numbers: tuple[int, ...] = ()
 
     @property
     def dense_numbers(self) -> tuple[int, ...]:
-        """Which layers of the dense model's stack these are."""
+        """Indices of the layers in the dense model's stack."""
         return self.numbers or tuple(range(len(self.layers)))
 
     def real_tokens(self, batch: Batch, shape: torch.Size) -> Tensor | None:
@@ -50,9 +56,9 @@ class Stack:
         return batch.real_tokens(name, shape)
 
     def rows(self, batch: Batch, shape: torch.Size, part: Share = "all") -> Tensor | slice:
-        """Where in [B x S] the real tokens are, of all examples or of those of a part.
+        """Indices into [B x S] of the real tokens, of all examples or of a part.
 
-        Worked out once per batch, on the host: asking a GPU would stop its queue.
+        Computed once per batch, on the host, to avoid a GPU synchronisation.
         """
         key = (self.row.layers, shape, part)
         if key not in batch.remembered:
@@ -71,7 +77,7 @@ class Stack:
         return (chosen if real is None else chosen & real).flatten().nonzero().flatten()
 
     def weights(self, batch: Batch, shape: torch.Size, power: float, part: Share = "all") -> Tensor:
-        """[tokens], for those that `rows` gives: n ** -power in an example of n real tokens."""
+        """[tokens], aligned with `rows`: n ** -power for tokens of an example with n real tokens."""
         key = ("weights", self.row.layers, shape, power, part)
         if key not in batch.remembered:
             real = self.real_tokens(batch, shape)
@@ -82,13 +88,13 @@ class Stack:
         return found
 
     def mask_of(self, batch: Batch) -> str:
-        """The input that marks the padding of these layers. A decoder without inputs of its own uses the encoder's."""
+        """The input that marks the padding of these layers; a decoder without its own inputs uses the encoder's."""
         own = self.row.mask in batch.inputs or "decoder_input_ids" in batch.inputs
         return self.row.fallback if self.row.fallback and not own else self.row.mask
 
 
 def _chosen(batch: Batch, part: Share) -> Tensor | slice:
-    """The examples of a part; a slice where those held out come last."""
+    """The examples of a part; a slice if those held out come last."""
     if part == "all":
         return slice(None)
     judging = batch.held_out()
@@ -108,16 +114,16 @@ class Structure:
 
     @property
     def sublayers(self) -> tuple[Sublayer, ...]:
-        """Every sublayer, in the order they run."""
+        """All sublayers, in order."""
         return tuple(s for stack in self.stacks for layer in stack.sublayers for s in layer)
 
     @property
     def sizes(self) -> list[dict[str, int]]:
-        """Units left per layer, as reports and `--json` give them."""
+        """Units per layer, as in reports and `--json`."""
         return [_units_of(layer) for stack in self.stacks for layer in stack.sublayers]
 
     def places_in(self, dense: Structure) -> list[int]:
-        """Where its sublayers stand among those of the dense model, which may have more layers."""
+        """Indices of its sublayers among those of the dense model, which may have more layers."""
         found, first = [], 0
         for mine, theirs in zip(self.stacks, dense.stacks, strict=True):
             size = len(theirs.sublayers[0])
@@ -126,7 +132,7 @@ class Structure:
         return found
 
     def sizes_in(self, dense: Structure) -> list[dict[str, int]]:
-        """Units left per layer of the dense model; none in the layers that are gone."""
+        """Units left per layer of the dense model; zero in removed layers."""
         sizes = iter(self.sizes)
         return [
             next(sizes) if number in mine.dense_numbers else dict.fromkeys(_units_of(layer), 0)
@@ -137,13 +143,13 @@ class Structure:
 
 def _units_of(layer: tuple[Sublayer, ...]) -> dict[str, int]:
     units: Counter[str] = Counter()
-    for sublayer in layer:  # there may be several FFNs in it
+    for sublayer in layer:  # a layer may have several FFNs
         units[sublayer.unit] += sublayer.units
     return dict(units)
 
 
 def structure_of(model: PreTrainedModel) -> Structure:
-    """Find the row for the model and the modules the row names."""
+    """Find the model's row and the modules that it names."""
     row = check_supported(model.config)
     stacks: list[Stack] = []
     for stack_row in row.stacks:
@@ -162,7 +168,7 @@ def structure_of(model: PreTrainedModel) -> Structure:
 
 
 def check_supported(config: Any) -> Row:
-    """The row that serves a configuration; raises, with the reason, where none does. Needs no weights."""
+    """Returns the row for a configuration; raises with the reason if it is not supported. Needs no weights."""
     row = next((row for row in ROWS if config.model_type in row.model_types), None)
     if row is None:
         raise _refusal(config)
@@ -176,7 +182,7 @@ def check_supported(config: Any) -> Row:
 
 
 def _refusal(config: Any) -> UnsupportedArchitecture:
-    """Why a configuration has no row, and the nearest relative of its kind that has one."""
+    """The error for a configuration without a row: the reason and the nearest supported family."""
     name = config.model_type
     refused = UNSUPPORTED.get(name)
     kind = refused.kind if refused else kind_of(config)
@@ -190,7 +196,7 @@ def _refusal(config: Any) -> UnsupportedArchitecture:
 
 
 def _fits(row: StackRow, layers: nn.ModuleList, config: Any) -> bool:
-    """Whether the layers have the modules that the row names, and the configuration is as it says."""
+    """Whether the layers have the modules that the row names and its conditions hold."""
     for condition in row.when.split(" and ") if row.when else ():
         if bool(getattr(config, condition.removeprefix("not "), False)) == condition.startswith("not "):
             return False
@@ -200,7 +206,7 @@ def _fits(row: StackRow, layers: nn.ModuleList, config: Any) -> bool:
 
 def _stack(row: StackRow, layers: tuple[nn.Module, ...], config: Any, base: nn.Module, depth: int) -> Stack:
     repeats = int(getattr(config, row.repeats)) if row.repeats else 1
-    # The first layer, and the first of every other type: masks are made for the length its cache has.
+    # The first layer, and the first of every other type: attention masks use the length of its cache.
     types = (getattr(config, "layer_types", None) or [])[: len(layers)]
     first = {0} | {types.index(kind) for kind in set(types)}
     views = []
@@ -213,7 +219,7 @@ def _stack(row: StackRow, layers: tuple[nn.Module, ...], config: Any, base: nn.M
 
 
 def _floor(sublayer: Sublayer, keep: int) -> int:
-    """What must stay, as far as it is still there."""
+    """Minimum number of units, at most those it has."""
     wanted = max(sublayer.part.floor, keep if sublayer.unit == "heads" else 0)
     return min(wanted, sublayer.units)
 
@@ -228,7 +234,7 @@ def _sublayer(layer: nn.Module, path: str, part: Part, depth: int, row: StackRow
 
 
 def _head_width(config: Any, row: StackRow) -> int:
-    """Columns of `h` per unit of attention: a head, or all query heads that share one key and value head."""
+    """Columns of `h` per unit of attention: a head, or all query heads of a key-value group."""
     heads = int(getattr(config, row.heads))
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
     groups = getattr(config, row.groups, None) if isinstance(row.groups, str) else row.groups

@@ -16,9 +16,9 @@ Reads = Literal["tokens", "positions", "source"]
 
 @dataclass(frozen=True)
 class Projection:
-    """A projection into the units: in each block, `rows` outputs for each unit.
+    """A projection into the units, with `rows` outputs per unit in each block.
 
-    reads  the tokens that the sublayer's output is for, relative positions, or the encoder's tokens
+    reads  its input: the sublayer's own tokens, relative positions, or the encoder's tokens (source)
     """
 
     path: str
@@ -28,11 +28,11 @@ class Projection:
 
     @property
     def per_unit(self) -> int:
-        """Outputs of one unit."""
+        """Outputs per unit."""
         return sum(self.rows)
 
     def rows_of(self, kept: Tensor, units: int) -> Tensor:
-        """Where the outputs of the kept units, out of `units`, are: block by block."""
+        """Row indices of the kept units, block by block."""
         found, start = [], 0
         for rows in self.rows:
             found.append(start + columns_of(kept, rows))
@@ -44,10 +44,10 @@ class Projection:
 class Sublayer:
     """The attention, the cross-attention or the FFN of one layer.
 
-    units, width   `h` has units x width columns, a unit's columns side by side
-    weight         [D, units x width], the output projection as it acts on `h`
+    units, width   `h` has units x width columns, a unit's columns adjacent
+    weight         [D, units x width], the output projection applied to `h`
     floor          units that must stay
-    repeats        how many times the sublayer runs in one forward pass
+    repeats        number of times the sublayer runs in one forward pass
     """
 
     kind: Kind
@@ -70,7 +70,7 @@ class Sublayer:
 
     @property
     def unit(self) -> str:
-        """What reports call its units: `heads`, `cross_heads` or `filters`."""
+        """Name of its units in reports: `heads`, `cross_heads` or `filters`."""
         return f"cross_{self.kind}" if self.part.across else self.kind
 
     @property
@@ -80,7 +80,7 @@ class Sublayer:
 
     @property
     def core(self) -> nn.Module:
-        """The module that turns the input into `h`, or into the output."""
+        """The module that computes `h` or the output."""
         return self._at(self.part.core)
 
     @property
@@ -111,56 +111,56 @@ class Sublayer:
             yield Projection(fused.path, module, self._rows(module, fused.blocks), reads)
 
     def _rows(self, module: nn.Module, blocks: int) -> tuple[int, ...]:
-        """Rows of one unit in each block: as many as it has columns of `h` in the first, the rest shared equally."""
+        """Rows per unit in each block: its columns of `h` in the first, the rest shared equally."""
         total = linear_shape(module)[0] // self.units if self.units else 0
         first = min(self.width, total) if blocks > 1 else total
         return (first, *[(total - first) // max(blocks - 1, 1)] * (blocks - 1))
 
     @property
     def follows(self) -> Literal["residual", "output"]:
-        """What a repair of the output projection aims at.
+        """The target of a repair of the output projection.
 
-        residual  the teacher's residual stream behind the sublayer: o_T + x_T - x_S, which corrects earlier errors too
-        output    the teacher's output o_T alone, because a norm stands between it and the residual, or it is in windows
+        residual  the teacher's residual stream after the sublayer: o_T + x_T - x_S, which also corrects earlier errors
+        output    the teacher's output o_T alone, because of a norm before the residual or windowed attention
         """
         return "output" if self.part.norm or self.part.windows else "residual"
 
     def reach(self, length: float) -> float:
-        """How many tokens each one attends to, in a sequence of `length`."""
+        """Number of tokens each token attends to in a sequence of `length`."""
         return min(length, self.read(self.part.windows) ** 2) if self.part.windows else length
 
     @property
     def own(self) -> tuple[tuple[Along, Tensor], ...]:
-        """Other parameters with entries for each unit; those that a variant lacks are left out."""
+        """Other parameters with entries per unit, without those that a variant lacks."""
         found = ((along, self.read(along.path)) for along in self.part.own)
         return tuple((along, value) for along, value in found if isinstance(value, Tensor))
 
     @property
     def foldable(self) -> tuple[Projection, ...]:
-        """The inputs that see the tokens and nothing else, so that a change of the tokens can be folded into them."""
+        """The projections that read only the tokens, so that a linear map of the tokens can be folded into them."""
         tokens = tuple(p for p in self.inputs if p.reads == "tokens")
         shared = self.position_products and len(tokens) == len(self.inputs)
-        apart = len({linear_shape(p.module)[1] for p in tokens}) > 1  # MobileBERT's values read what queries do not
+        apart = len({linear_shape(p.module)[1] for p in tokens}) > 1  # MobileBERT: values read another tensor
         return () if shared or apart else tokens
 
     @property
     def position_products(self) -> int:
-        """How many times relative positions are projected, and multiplied with the tokens."""
+        """Number of products of tokens with projected relative positions."""
         kinds = self.read(self.part.positions.kinds) if self.part.positions and self._span else None
         return len(kinds) if kinds else 0
 
     def position_rows(self, length: float) -> float:
-        """Rows of the table of relative positions that a sequence of `length` tokens reads."""
+        """Rows of the relative position table that are projected for a sequence of `length` tokens."""
         positions = self.part.positions
         return 2 * (min(self._span, length) if positions and positions.cut else self._span)
 
     @property
     def _span(self) -> int:
-        """How far relative positions reach; 0 where there are none."""
+        """Maximum relative distance; 0 without relative positions."""
         return (self.read(self.part.positions.span) if self.part.positions else None) or 0
 
     def read(self, attribute: str) -> Any:
-        """An attribute below the layer, or None."""
+        """An attribute by its dotted path from the layer, or None."""
         value: Any = self.layer
         for name in attribute.split("."):
             value = getattr(value, name, None)
@@ -168,24 +168,24 @@ class Sublayer:
 
     @property
     def weight(self) -> Tensor:
-        """[D, n], whatever layout the module keeps."""
+        """[D, n], for both weight layouts."""
         weight = cast(Tensor, self.out.weight)
         return weight.T if is_transposed(self.out) else weight
 
     @property
     def bias(self) -> Tensor | None:
-        """[D], or None where the projection has none."""
+        """[D], or None."""
         return cast("Tensor | None", self.out.bias)
 
     def write(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Give the output projection new values, in place."""
+        """Overwrite the output projection in place."""
         with torch.no_grad():
             self.weight.copy_(weight)
             if self.bias is not None and bias is not None:
                 self.bias.copy_(bias)
 
     def fold_inputs(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Have the projections into the units see `weight z + bias` instead of z: [D, D] and [D], in place."""
+        """Fold the map z -> weight z + bias ([D, D] and [D]) into the projections into the units, in place."""
         with torch.no_grad():
             for projection in self.foldable:
                 module = projection.module
@@ -197,32 +197,32 @@ class Sublayer:
 
     @property
     def inputs_have_bias(self) -> bool:
-        """Whether a constant can be folded into the projections into the units."""
+        """Whether a bias can be folded into the projections into the units."""
         return all(getattr(p.module, "bias", None) is not None for p in self.foldable)
 
     @property
     def scale(self) -> Tensor | None:
-        """[D]: what the output is multiplied with before it meets the residual, if anything."""
+        """[D]: factor of the output before the residual is added, if any."""
         scale = self.read(self.part.scale) if self.part.scale else None
         if isinstance(scale, float):
             scale = self.weight.new_tensor(scale)
         if not isinstance(scale, Tensor):
             return None
-        return scale.masked_fill(scale == 0, torch.inf)  # an output that is multiplied by zero cannot be repaired
+        return scale.masked_fill(scale == 0, torch.inf)  # residuals are divided by it: zero for zero channels
 
     @property
     def weights_per_unit(self) -> int:
-        """Matrix entries that tokens meet in one unit: its multiply-accumulates per token, products aside."""
+        """Multiply-accumulates per token in the projections of one unit."""
         return self.entries_per_unit("tokens") + self.width * int(self.weight.shape[0])
 
     def entries_per_unit(self, reads: Reads) -> int:
-        """Matrix entries of one unit's projections that these tokens meet; `source` are those of an encoder."""
+        """Matrix entries of one unit in the input projections that read this."""
         inputs = (p for p in self.inputs if p.reads == reads)
         return sum(p.per_unit * linear_shape(p.module)[1] for p in inputs)
 
     @property
     def params_per_unit(self) -> int:
-        """Parameters that go with one unit, biases of its inputs included."""
+        """Parameters removed with one unit, including biases of its inputs."""
         biases = sum(p.per_unit for p in self.inputs if getattr(p.module, "bias", None) is not None)
         own = sum(value.numel() // self.units for _, value in self.own) if self.units else 0
         elsewhere = self.entries_per_unit("positions") + self.entries_per_unit("source")
@@ -230,7 +230,7 @@ class Sublayer:
 
 
 def columns_of(kept: Tensor, width: int) -> Tensor:
-    """The rows or columns that belong to the kept units, `width` for each."""
+    """Indices of the rows or columns of the kept units, `width` each."""
     return (kept[:, None] * width + torch.arange(width)).flatten()  # [kept x width]
 
 
@@ -243,11 +243,11 @@ def find(module: nn.Module, path: str) -> nn.Module | None:
 
 
 def is_transposed(module: nn.Module) -> bool:
-    """Whether the weight is kept as [in, out], as in GPT-2's Conv1D."""
+    """Whether the weight is stored as [in, out], as in GPT-2's Conv1D."""
     return hasattr(module, "nf")
 
 
 def linear_shape(module: nn.Module) -> tuple[int, int]:
-    """(outputs, inputs) of a linear module of either layout."""
+    """(outputs, inputs) of a linear module, for both layouts."""
     rows, columns = cast(Tensor, module.weight).shape
     return (columns, rows) if is_transposed(module) else (rows, columns)

@@ -1,6 +1,6 @@
 """The architecture table: one row per family, found by `config.model_type`.
 
-Rows are data; `row.py` explains the words, `parts.py` holds the sublayers. `register` adds a row at run time.
+`row.py` documents the fields, `parts.py` has the sublayers. `register` adds a row at run time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DECODER = _TARGETS | {
     "filters": "decoder_ffn_dim",
     "depth": "decoder_layers",
 }
-# SigLIP pools its images with one more FFN, which reads the same field.
+# SigLIP's pooling head has one more FFN that reads the same field, so stock shapes keep the width.
 _POOLED: dict[str, Any] = {"mask": "", "filters": ""}
 _PATCHES: dict[str, Any] = {"mask": "pixel_attention_mask", "filters": ""}
 _LLAMA: dict[str, Any] = {"keep_first": 1, "head_size": "head_dim"}
@@ -41,7 +41,7 @@ _GROUPS = "a head is a whole key-value group with its query heads"
 
 
 def _decoders(*, pre_norm: bool) -> tuple[StackRow, StackRow]:
-    """The decoder of an encoder-decoder, and the same alone, where its cross-attention never runs."""
+    """The decoder of an encoder-decoder, and the same as a decoder-only model without cross-attention."""
     alone = StackRow("decoder.layers", parts.fairseq(pre_norm=pre_norm), keep_first=1, **_DECODER)
     return replace(alone, parts=parts.fairseq(pre_norm=pre_norm, across=True), when="is_encoder_decoder"), alone
 
@@ -309,14 +309,14 @@ ROWS: list[Row] = [
 
 
 def register(row: Row) -> None:
-    """Add a row at run time; it serves its `model_type`s from now on, also where another row did before."""
+    """Add a row at run time; it takes precedence over earlier rows for its `model_type`s."""
     if not row.model_types or not row.stacks or not all(stack.parts for stack in row.stacks):
         raise InputError("A row needs at least one model_type, one stack, and one part in every stack.")
     ROWS.insert(0, row)
 
 
 def architectures() -> list[dict[str, object]]:
-    """All that is known, as `shearling architectures --json` lists it: the supported first, each by name."""
+    """All known architectures as in `shearling architectures --json`: supported ones first, sorted by name."""
     known: dict[str, dict[str, object]] = {}
     for row in ROWS:
         for name in row.model_types:
@@ -333,7 +333,7 @@ def architectures() -> list[dict[str, object]]:
 
 
 def describe() -> str:
-    """The list as people read it."""
+    """The list as text."""
     entries = architectures()
     wide = max(len(str(entry["model_type"])) for entry in entries)
     lines = []

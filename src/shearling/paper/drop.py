@@ -1,4 +1,4 @@
-"""When even the overheads of the layers exceed the budget, Alg. 2 has no answer; whole sublayers have to go."""
+"""Drop whole sublayers where the overheads alone exceed the budget, which Alg. 2 cannot meet."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from shearling.costs import Piecewise
 def sublayers_to_drop(
     worth: Sequence[Tensor], prices: Sequence[Sequence[Piecewise]], budgets: Sequence[float]
 ) -> set[int]:
-    """The sublayers to drop, one after the other, the least importance per overhead first.
+    """The sublayers to drop, chosen greedily by the least importance per overhead.
 
     worth    per sublayer, the importances of its units
-    prices   per constraint, what each sublayer costs
+    prices   per constraint, the cost of each sublayer
 
     Differs from the paper: Alg. 2 keeps every layer at its threshold, whatever the budget.
     """
@@ -32,7 +32,7 @@ def sublayers_to_drop(
 
 
 def _least(row: Sequence[Piecewise], worth: Sequence[Tensor], prices: Sequence[Sequence[Piecewise]]) -> list[float]:
-    """What each sublayer costs at the least while it is there: at the largest threshold of all constraints."""
+    """Minimum cost of each sublayer that is not dropped: at the largest threshold of all constraints."""
     costs = []
     for i, price in enumerate(row):
         floor = min(max(p[i].threshold for p in prices), len(worth[i]))

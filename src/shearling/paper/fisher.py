@@ -1,8 +1,8 @@
-"""The Fisher information of the mask variables (Eq. 5), per example, in one backward a batch.
+"""The Fisher information of the mask variables (Eq. 5), per example, with one backward per batch.
 
 At masks of one, the derivative with respect to a unit's mask is the sum over tokens and the unit's columns of
-h * dL/dh. So no mask needs to exist: the gradient that reaches `h` on its way down is enough, and every example's
-derivative can be read from a single backward of the summed losses.
+h * dL/dh. So no mask variables are needed: hooks on the gradient of `h` give every example's derivative in a single
+backward of the summed losses.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def mask_gradients(
 
     def on_input(number: int, h: Tensor) -> None:
         width, wide = sublayers[number].width, _wide(sublayers[number].weight)
-        value = h.detach()  # a hook that held `h` itself would keep the whole graph alive, in a circle
+        value = h.detach()  # a hook that holds `h` itself would be a reference cycle that keeps the graph alive
 
         def on_gradient(gradient: Tensor) -> None:
             products = by_example(value * gradient, len(batch)).sum(1, dtype=wide)  # [B, n]
@@ -80,7 +80,7 @@ def block(gradients: Tensor) -> Tensor:
 
 
 def _mean(total: Tensor, count: int) -> Tensor:
-    """Over the examples of all processes."""
+    """Mean over the examples of all processes."""
     examples = torch.tensor(float(count), device=total.device)
     add_up([total, examples])
     return total / examples

@@ -1,4 +1,4 @@
-"""The importance of single units: the paper's Fisher diagonal, and the baselines it is compared with."""
+"""The importance of units: the paper's Fisher diagonal, and baselines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def importances(
 
 
 def _magnitude(sublayer: Sublayer) -> Tensor:
-    """The norm of all weights that go with a unit."""
+    """The norm of all weights of a unit."""
     units = sublayer.units
     total = sublayer.weight.detach().double().square().sum(0).view(units, -1).sum(1)
     for projection in sublayer.inputs:

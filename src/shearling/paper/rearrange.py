@@ -1,11 +1,11 @@
-"""Mask rearrangement (Eq. 11): the same number of units per sublayer, but which ones, given their interactions.
+"""Mask rearrangement (Eq. 11): exchange units within a sublayer, taking their interactions into account.
 
 The objective of a sublayer is p^T I p with p = 1 - m. Starting from the searched mask, each pruned unit i, most
 important first, is swapped for the unpruned j that lowers the objective most, if any does. With r = I p the change is
 
     delta_ij = I_ii - 2 r_i + 2 r_j - 2 I_ij + I_jj
 
-so a step looks at one row of I. Sublayers of one size go through their steps together.
+so a step reads one row of I. Sublayers of one size are batched.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def rearrange(blocks: Sequence[Tensor], kept: Sequence[Tensor]) -> list[Tensor]:
 
 
 def objective(block: Tensor, kept: Tensor) -> float:
-    """p^T I p of Eq. 11, for the units that stay."""
+    """p^T I p of Eq. 11, for the kept units."""
     pruned = torch.ones(len(block), dtype=block.dtype, device=block.device)
     pruned[kept.to(block.device)] = 0
     return float(pruned @ block @ pruned)
 
 
 def _swap(blocks: Tensor, kept: Sequence[Tensor]) -> Tensor:
-    """[L, n] bool: what is pruned after every pruned unit has had its turn."""
+    """[L, n] bool: the pruned units after one swap attempt for each."""
     count, n, _ = blocks.shape
     pruned = torch.ones(count, n, dtype=torch.bool, device=blocks.device)
     for row, units in enumerate(kept):

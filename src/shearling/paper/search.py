@@ -1,7 +1,7 @@
-"""Mask search (Alg. 1 and Alg. 2): which units stay when importances simply add up.
+"""Mask search (Alg. 1 and Alg. 2): which units to keep if importances are additive.
 
-Alg. 1 is Alg. 2 with no overhead and no threshold, so one function serves both: sort once, sum up once, and look at
-all numbers of heads at the same time.
+Alg. 1 is Alg. 2 with no overhead and no threshold, so one function serves both. Vectorised: one sort, one cumulative
+sum, all numbers of heads at once.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 from shearling.costs import Piecewise
 from shearling.errors import ConstraintError
 
-SLACK = 1e-12  # relative: units that fill the budget exactly must not be lost to rounding
+SLACK = 1e-12  # relative: allows for rounding where units fill the budget exactly
 
 
 @dataclass(frozen=True)
 class Prices:
-    """One constraint: what heads and filters cost in it, and the budget C."""
+    """One constraint: the cost of heads and filters, and the budget C."""
 
     head: Piecewise
     filter: Piecewise
@@ -29,10 +29,10 @@ class Prices:
 
 
 def search(heads: Sequence[Tensor], filters: Sequence[Tensor], prices: Sequence[Prices]) -> list[list[Tensor]]:
-    """[heads, filters], each with the kept units per layer (ascending): the most importance within every budget.
+    """[heads, filters], each with the kept units per layer (ascending), of maximum importance within every budget.
 
-    `heads` and `filters` hold each layer's importances. With Alg. 2, every layer keeps at least its threshold, whose
-    price is the overhead; the rest compete.
+    `heads` and `filters` hold each layer's importances. With Alg. 2, every layer keeps at least its threshold at the
+    cost of the overhead; the other units compete.
     """
     head_floor = max(p.head.threshold for p in prices)
     filter_floor = max(p.filter.threshold for p in prices)
@@ -54,7 +54,7 @@ def search(heads: Sequence[Tensor], filters: Sequence[Tensor], prices: Sequence[
 
 
 class _Free:
-    """The units of one kind in all layers: the floors are set, the others stand in line by importance."""
+    """The units of one kind in all layers: each layer keeps its floor, the rest are sorted by importance."""
 
     def __init__(self, importances: Sequence[Tensor], floor: int) -> None:
         values = [i.double().cpu().numpy() for i in importances]
@@ -72,11 +72,11 @@ class _Free:
         return len(self.units)
 
     def fixed(self, price: Piecewise) -> float:
-        """What the floors cost; a layer pays its overhead even where no unit is bound to stay (Alg. 2, line 5)."""
+        """Cost of the floors; a layer has its overhead even with a floor of zero (Alg. 2, line 5)."""
         return sum(price(len(k)) if len(k) else price.overhead for k, n in zip(self.kept, self.sizes, strict=True) if n)
 
     def take(self, count: int) -> list[Tensor]:
-        """Per layer, the units of the floor and of the first `count` in line."""
+        """Per layer, the units of the floor and those among the `count` most important others."""
         layers, units = self.layers[:count], self.units[:count]
         both = (np.concatenate([k, units[layers == layer]]) for layer, k in enumerate(self.kept))
         return [torch.from_numpy(np.sort(b).astype(np.int64)) for b in both]

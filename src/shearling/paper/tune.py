@@ -1,6 +1,6 @@
 """Mask tuning (Eq. 12, 27): real-valued masks for the kept units, by least squares against the teacher.
 
-Column i of A is what unit i adds to the output of its sublayer. A is tall (tokens x D rows) and never formed:
+Column i of A is the contribution of unit i to the output of its sublayer. A (tokens x D rows) is never formed:
 
     (A^T A)_ij = sum over the units' columns of (h^T h) * (W^T W)        (A^T y)_i = sum of (h^T y) * W^T
 
@@ -45,10 +45,10 @@ def tune(weight: Tensor, bias: Tensor | None, moments: Moments, width: int, *, d
 def _solve(normal: Tensor, rest: Tensor, damp: float) -> Tensor:
     """(A^T A + damp^2 I)^-1 rest.
 
-    A^T A is summed in the model's precision, so large activations can leave it indefinite by more than the damping.
-    Then the directions whose eigenvalues are below that rounding error say nothing: the masks do not move along them.
+    A^T A is accumulated in the model's precision, so large activations can make it indefinite by more than the damping.
+    Directions with eigenvalues below that rounding error are then left out of the solution.
     """
-    if not (normal.isfinite().all() and rest.isfinite().all()):  # such masks are out of range, and discarded
+    if not (normal.isfinite().all() and rest.isfinite().all()):  # NaN masks count as out of range
         return torch.full_like(rest, torch.nan)
     damped = normal.clone()
     damped.diagonal().add_(damp**2)
@@ -56,13 +56,14 @@ def _solve(normal: Tensor, rest: Tensor, damp: float) -> Tensor:
     if not failed:
         return torch.cholesky_solve(rest[:, None], factor)[:, 0]
     values, vectors = torch.linalg.eigh(normal)
-    told = values > 10 * values[0].abs()
-    solution: Tensor = vectors[:, told] @ ((vectors[:, told].T @ rest) / (values[told] + damp**2))
+    reliable = values > 10 * values[0].abs()
+    basis = vectors[:, reliable]
+    solution: Tensor = basis @ ((basis.T @ rest) / (values[reliable] + damp**2))
     return solution
 
 
 def normal_equations(weight: Tensor, bias: Tensor | None, moments: Moments, width: int) -> tuple[Tensor, Tensor]:
-    """(A^T A [units, units], A^T y [units]) of Eq. 27, the bias taken off y."""
+    """(A^T A [units, units], A^T y [units]) of Eq. 27, with the bias subtracted from y."""
     W = weight.double()
     cross = moments.cross.double()
     if bias is not None:

@@ -1,1 +1,1 @@
-"""The record of a run, and everything that is made from it: text, HTML, charts."""
+"""The record of a run, and its renderings: text, HTML, charts."""

@@ -1,4 +1,4 @@
-"""Charts by matplotlib: text stays text, and colours are CSS variables, so that they follow the page they lie in."""
+"""Charts with matplotlib, as SVG with real text and CSS variables as colours, so that they follow the page's theme."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shearling.latency.table import Entry, Table
 
 ENDINGS = ("svg", "png", "pdf")
-# Colours that people with colour-blindness tell apart; the second of each pair is for dark ground.
+# Colour-blind friendly; the second of each pair is for dark backgrounds.
 COLOURS = (
     ("#0b66a8", "#62b5f0"), ("#c8511b", "#ff9a62"), ("#1d7f5c", "#4fd0a1"), ("#8a4fb0", "#cf9bf0"),
     ("#a8780a", "#ecc04c"), ("#b3315f", "#ff85ac"), ("#4b5a68", "#a9bccd"), ("#15808f", "#53d2e2"),
@@ -36,7 +36,7 @@ MARKS = "osD^"
 
 @dataclass(frozen=True)
 class Point:
-    """A value at x, with the range it stands for."""
+    """A value at x, optionally with its range."""
 
     x: float
     y: float
@@ -46,7 +46,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """Points of one colour; joined by a line unless they are single references."""
+    """Points of one colour, joined by a line unless `line` is false."""
 
     label: str
     points: Sequence[Point]
@@ -63,7 +63,7 @@ class Level:
 
 
 def palette() -> str:
-    """The CSS variables that charts and pages share, for light and for dark ground."""
+    """The CSS variables shared by charts and pages, for light and dark backgrounds."""
     pairs = {**{f"s{i}": pair for i, pair in enumerate(COLOURS)}, **NAMED, "ground": GROUND}
     light, dark = ("".join(f"--{name}:{pair[i]};" for name, pair in pairs.items()) for i in (0, 1))
     return f":root{{{light}}}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}"
@@ -80,7 +80,7 @@ def chart(
     x_format: Callable[[float], str] = "{:g}".format,
     standalone: bool = True,
 ) -> str:
-    """A line chart as SVG; `marked` points (x, y, words) get a ring; `standalone` brings its own colours along."""
+    """A line chart as SVG; `marked` points (x, y, text) get a ring; `standalone` embeds the colours."""
     if not any(one.points for one in series):
         raise ValueError("a chart needs at least one point")
     with _drawing(f"{title} {x_label} {y_label}") as figure_of:
@@ -88,7 +88,7 @@ def chart(
         axes = figure.subplots()
         for number, level in enumerate(sorted(levels, key=lambda one: -one.y)):
             axes.axhline(level.y, color=INK if level.strong else SOFT, lw=1.2, ls=(0, (5, 3)) if level.strong else ":")
-            # Beside the chart, where no point is covered; above the line for the first, below for the rest.
+            # Right of the axes, above the line for the first level, below it for the others.
             axes.annotate(level.label, (1.01, level.y), xycoords=("axes fraction", "data"), color=SOFT, fontsize=11,
                           xytext=(0, -1 if number else 1), textcoords="offset points",
                           va="top" if number else "bottom")  # fmt: skip
@@ -96,7 +96,7 @@ def chart(
             _draw_series(axes, one, number)
         leftmost = min(point.x for one in series for point in one.points)
         for x, y, words in marked:
-            at_edge = x <= leftmost  # centred, the words would run into the numbers beside the axis
+            at_edge = x <= leftmost  # centred text would overlap the tick labels
             axes.plot([x], [y], "o", ms=15, mfc="none", mec=INK, mew=1.6)
             axes.annotate(
                 words,
@@ -118,7 +118,7 @@ def chart(
 
 
 def plot(table: Table, path: Path | str) -> Path:
-    """Draw a latency table: the times, their spread, and Alg. 2's fit; the ending of the path says how."""
+    """Draw a latency table: the times, their spread, and the fit of Alg. 2; the file extension sets the format."""
     target = Path(path)
     ending = check_picture(target)
     with _drawing(str(target.name)) as figure_of:
@@ -138,7 +138,7 @@ def plot(table: Table, path: Path | str) -> Path:
 
 
 def check_picture(path: Path) -> str:
-    """The ending of a picture that can be drawn here; complains before a table is measured for it."""
+    """The file extension of a picture; raises if it is not supported or matplotlib is missing."""
     ending = path.suffix.lower().removeprefix(".")
     if ending not in ENDINGS:
         raise OutputError(f"Cannot draw {path}: its ending must be one of {', '.join(ENDINGS)}.")
@@ -156,7 +156,7 @@ def _matplotlib() -> Any:
 
 @contextmanager
 def _drawing(salt: str) -> Iterator[Callable[[float, float], Any]]:
-    """matplotlib in our style, for one picture whose ids are its own."""
+    """Matplotlib in our style; `salt` makes the SVG's ids unique."""
     library = _matplotlib()
     style = {
         "svg.fonttype": "none", "svg.hashsalt": salt, "font.size": 12, "font.family": "sans-serif", "text.color": INK,
@@ -207,7 +207,7 @@ def _dressed(axes: Any, x_label: str, y_label: str) -> None:
 
 
 def _svg(figure: Any, *, standalone: bool) -> str:
-    """The picture without prologue, metadata and ids that others would share; its colours by name."""
+    """The figure as SVG without metadata and ids, with CSS variables as colours."""
     drawn = BytesIO()
     figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
     text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", drawn.getvalue().decode(), flags=re.DOTALL)

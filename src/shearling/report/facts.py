@@ -1,4 +1,4 @@
-"""What a record has to say, worked out once: the rows that terminal, page and model card lay out."""
+"""The content of reports: rows derived from a record, rendered by terminal, page and model card."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COSTS = {
     "params": "parameters, layers",
     "params_model": "parameters, whole model",
 }
-SMALL = ("FLOPs, whole model", "parameters, layers", "parameters", "FLOPs, one example")  # rows that are no cards
+SMALL = ("FLOPs, whole model", "parameters, layers", "parameters", "FLOPs, one example")  # rows without a card
 UNKNOWN = "not measured"
 FOOTNOTE = "FLOPs are counted as multiply-accumulates (MACs) of one example of the sample's mean length."
 AGREEMENT = {
@@ -25,12 +25,12 @@ AGREEMENT = {
     "spearman": "Spearman correlation of the outputs",
     "perplexity": "perplexity, pruned over dense",
 }
-PROPORTIONS = ("accuracy", "em", "exact match", "r@1")  # shares of examples that are right
+PROPORTIONS = ("accuracy", "em", "exact match", "r@1")  # proportions of correct examples
 CORRELATIONS = ("spearman", "pearson")
 
 
 class Row(NamedTuple):
-    """One line of the comparison between dense and pruned; all of it words."""
+    """One line of the comparison between dense and pruned, formatted."""
 
     name: str
     dense: str
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 class Card(NamedTuple):
-    """A big number: what it is, the number, and words below."""
+    """A headline figure with its name and a caption."""
 
     name: str
     number: str
@@ -48,7 +48,7 @@ class Card(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """What is left of one layer: (left, total) by kind, and its share of the dense model's time where known."""
+    """One layer: (left, total) units by kind, and its share of the dense model's time if known."""
 
     depth: int
     units: dict[str, tuple[int, int]]
@@ -57,14 +57,17 @@ class Layer(NamedTuple):
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything there is to show of one model, or of two side by side."""
+    """The content of a report about one model, or two side by side.
+
+    origin  where the model comes from and how it was made
+    """
 
     title: str
     columns: tuple[str, str] = ("dense", "pruned")
     cards: Sequence[Card] = ()
     rows: Sequence[Row] = ()
     layers: Sequence[Layer] = ()
-    told: Mapping[str, str] = field(default_factory=dict)
+    origin: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
 
 
@@ -86,13 +89,13 @@ def facts_of(record: Mapping[str, Any]) -> Facts:
             record["dense_layers"],
             (record.get("latency") or record.get("timing") or {}).get("layer_time"),
         ),
-        told=_told(record),
+        origin=_origin(record),
         notes=notes_of(record),
     )
 
 
 def facts_of_comparison(found: Mapping[str, Any]) -> Facts:
-    """The facts of two models side by side: what `compare --json` prints."""
+    """The facts of two models side by side, from what `compare --json` prints."""
     a, b = found["models"]
     names = tuple(str(side["model"]).rstrip("/").rpartition("/")[2] for side in (a, b))
     rows = []
@@ -118,7 +121,7 @@ def facts_of_comparison(found: Mapping[str, Any]) -> Facts:
 
 
 def facts_of_score(found: Mapping[str, Any], model: str) -> Facts:
-    """The facts of one score: what `evaluate --json` prints."""
+    """The facts of one score, from what `evaluate --json` prints."""
     name = model.rstrip("/").rpartition("/")[2]
     row = _score_row(found)
     if found.get("dense") is None:
@@ -127,10 +130,10 @@ def facts_of_score(found: Mapping[str, Any], model: str) -> Facts:
 
 
 def card_of(row: Row) -> Card:
-    """A row as a big number."""
+    """A row as a headline figure."""
     if row.name.startswith("latency") and row.change:
         return Card("speed, measured", row.change, row.name.removeprefix("latency, "))
-    unit = row.pruned.rpartition(" ")[1:]  # said once, where both have it
+    unit = row.pruned.rpartition(" ")[1:]  # written once if both have it
     dense = row.dense.removesuffix("".join(unit)) if unit[0] else row.dense
     number = row.pruned if row.dense in ("", UNKNOWN) else f"{dense} → {row.pruned}"
     return Card(row.name, number, row.note or f"{row.change} of dense")
@@ -148,7 +151,7 @@ def constraint_of(record: Mapping[str, Any], of: str = " of its ") -> str:
 
 
 def scores_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every score of the pruned model, the latest of a task: {task, metric, value, examples} and perhaps dense, em."""
+    """The latest score of the pruned model per task: {task, metric, value, examples}, optionally dense and em."""
     found = {one["task"]: dict(one) for one in record.get("evaluations") or ()}
     here = record.get("evaluation")
     if here and here["task"] not in found:
@@ -160,9 +163,9 @@ def scores_of(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def interval(metric: str, value: float, examples: int) -> tuple[float, float] | None:
-    """Where 95 of 100 samples of this size would put the score; None for metrics without a simple answer.
+    """95% confidence interval of a score in points; None for metrics without a simple one.
 
-    Wilson's interval for shares of right answers, Fisher's z for correlations; scores in points.
+    Wilson's interval for proportions, Fisher's z for correlations.
     """
     if metric in PROPORTIONS and examples > 0 and 0 <= value <= 100:
         share, z = value / 100, 1.96
@@ -176,10 +179,10 @@ def interval(metric: str, value: float, examples: int) -> tuple[float, float] | 
 
 
 def notes_of(record: Mapping[str, Any]) -> list[str]:
-    """Every remark once; those about sublayers gathered, and none about sublayers that lost nothing."""
+    """Warnings without duplicates; those about sublayers grouped, without sublayers that lost no unit."""
     remarks: dict[str, list[str]] = {}
     repairs = record.get("repairs") or []
-    times = Counter(repair["sublayer"] for repair in repairs)  # an encoder and a decoder share names
+    times = Counter(repair["sublayer"] for repair in repairs)  # encoder and decoder may share names
     for repair in repairs:
         if repair["note"] and (times[repair["sublayer"]] > 1 or not _untouched(repair["sublayer"], record)):
             remarks.setdefault(repair["note"], []).append(repair["sublayer"])
@@ -193,7 +196,7 @@ def notes_of(record: Mapping[str, Any]) -> list[str]:
 def layers_of(
     layers: Sequence[Mapping[str, int]], dense: Sequence[Mapping[str, int]], time: Sequence[float] | None = None
 ) -> list[Layer]:
-    """What is left of every layer."""
+    """The units of every layer."""
     shares = list(time) if isinstance(time, list) and len(time) == len(dense) else [None] * len(dense)
     return [
         Layer(depth, {kind: (now.get(kind, 0), total) for kind, total in before.items()}, share)
@@ -207,7 +210,7 @@ def kinds_of(layers: Sequence[Layer]) -> list[str]:
 
 
 def loading(directory: str, record: Mapping[str, Any]) -> str:
-    """How to load a pruned model: ours, and the way people know."""
+    """Code for loading a pruned model, with shearling and with transformers."""
     name = record.get("auto_class") or record.get("architecture")
     if record.get("shape") == "stock" and name is not None:
         return f'from transformers import {name}\n\nmodel = {name}.from_pretrained("{directory}")'
@@ -227,7 +230,7 @@ def short(value: float) -> str:
 
 
 def faster(ratio: float) -> str:
-    """What a share of the dense time means."""
+    """A ratio of times as a speed-up."""
     return f"{1 / ratio:.2f}x faster" if ratio <= 1 else f"{ratio:.2f}x slower"
 
 
@@ -253,7 +256,7 @@ def _score_row(score: Mapping[str, Any]) -> Row:
 
 
 def agreement_rows(found: Mapping[str, Any] | None) -> list[Row]:
-    """The record's `agreement` as a row; none where nothing was kept out of the fit."""
+    """The record's `agreement` as a row, if there is one."""
     if not found:
         return []
     shown = f"{found['value']:.3f}" if found["kind"] == "perplexity" else f"{found['value']:.2f}%"
@@ -262,18 +265,18 @@ def agreement_rows(found: Mapping[str, Any] | None) -> list[Row]:
 
 
 def _timing_rows(timing: Mapping[str, Any] | None) -> list[Row]:
-    """Predicted against measured, and where."""
+    """Measured latency, with the prediction and conditions as a note."""
     if not timing:
         return []
     measured, predicted = timing.get("measured"), timing.get("predicted")
-    told = [] if predicted is None else [f"predicted {predicted:.3f}"]
+    details = [] if predicted is None else [f"predicted {predicted:.3f}"]
     if "batch_size" in timing and "seq_len" in timing:
-        told.append(f"batch {timing['batch_size']}, length {timing['seq_len']}")
-    told += [timing["dtype"]] if "dtype" in timing else []
-    told += [count(timing["threads"], "thread")] if timing.get("threads") else []
+        details.append(f"batch {timing['batch_size']}, length {timing['seq_len']}")
+    details += [timing["dtype"]] if "dtype" in timing else []
+    details += [count(timing["threads"], "thread")] if timing.get("threads") else []
     if timing.get("corrections"):
-        told.append(f"the table was corrected {'once' if timing['corrections'] == 1 else 'twice'}")
-    name, note = f"latency, {timing['device']}", "; ".join(told)
+        details.append(f"the table was corrected {'once' if timing['corrections'] == 1 else 'twice'}")
+    name, note = f"latency, {timing['device']}", "; ".join(details)
     if measured is None:
         return [Row(name, "1", UNKNOWN, "", note)]
     if "dense_ms" in timing and "pruned_ms" in timing:
@@ -281,11 +284,11 @@ def _timing_rows(timing: Mapping[str, Any] | None) -> list[Row]:
     return [Row(name, "1", f"{measured:.3f}", faster(measured), note)]
 
 
-def _told(record: Mapping[str, Any]) -> dict[str, str]:
-    """Where the model comes from and how it was made."""
+def _origin(record: Mapping[str, Any]) -> dict[str, str]:
+    """Where the model comes from and how it was made, by name."""
     sample, used, polish = record["sample"], record.get("samples"), record.get("polish")
     labelled = record.get("settings", {}).get("labels") or record.get("retrained")
-    told = {
+    origin = {
         "pruned from": record.get("base"),
         "method": record["method"] + (", label-free" if record["method"] == "surgeon" and not labelled else ""),
         "constraint": constraint_of(record),
@@ -300,31 +303,31 @@ def _told(record: Mapping[str, Any]) -> dict[str, str]:
         "seconds": "  ".join(f"{name} {seconds:.2f}" for name, seconds in record["seconds"].items()),
         "made with": ", ".join(f"{name} {version}" for name, version in record.get("versions", {}).items()),
     }
-    return {name: str(words) for name, words in told.items() if words}
+    return {name: str(words) for name, words in origin.items() if words}
 
 
 def _stock(found: Mapping[str, Any]) -> str:
-    """`stock: 4 layers with 12 of 12 heads, 440 of 1536 filters; tried out, it loses ...`, beside uneven shapes."""
+    """`stock: 4 layers with 12 of 12 heads, 440 of 1536 filters; ...`, with the loss beside that of uneven shapes."""
     sizes = ", ".join(f"{dial['count']} of {dial['dense']} {dial['kind']}" for dial in found["dials"])
     uneven = found["uneven_loss"]
-    beside = "" if uneven is None else f", {uneven:.2g} with uneven layers of the same cost"
+    beside = "" if uneven is None else f" ({uneven:.2g} with uneven layers of the same cost)"
     depth = count(sum(map(len, found["layers"])), "layer")
-    return f"stock: {depth} with {sizes}; tried out, it loses {found['loss']:.2g} nats an example{beside}"
+    return f"stock: {depth} with {sizes}; measured loss {found['loss']:.2g} nats per example{beside}"
 
 
 def _polish(found: Mapping[str, Any]) -> str:
     if not found.get("passes"):
         return str(found.get("why", "none"))
-    told = [count(found["passes"], "pass")]
-    told += [f"over {count(found['examples'], 'example')}"] if "examples" in found else []
+    details = [count(found["passes"], "pass")]
+    details += [f"over {count(found['examples'], 'example')}"] if "examples" in found else []
     if "before" in found and "after" in found:
-        told.append(f"judge {found['before']:.4g} -> {found['after']:.4g}")
-    told += [f"{found['seconds']:.1f} s"] if "seconds" in found else []
-    return ", ".join([*told, *filter(None, [found.get("why")])])
+        details.append(f"judge {found['before']:.4g} -> {found['after']:.4g}")
+    details += [f"{found['seconds']:.1f} s"] if "seconds" in found else []
+    return ", ".join([*details, *filter(None, [found.get("why")])])
 
 
 def retraining_of(found: Mapping[str, Any]) -> str:
-    """`3 epochs over 67,349 examples of sst2; accuracy 80.05 -> 86.70`, with the teacher where there was one."""
+    """`3 epochs over 67,349 examples of sst2, with a teacher; accuracy 80.05 -> 86.70`."""
 
     def number(name: str) -> str:
         value = found.get(name)
@@ -337,7 +340,7 @@ def retraining_of(found: Mapping[str, Any]) -> str:
 
 
 def _untouched(sublayer: str, record: Mapping[str, Any]) -> bool:
-    """Whether a sublayer, by its name (`heads of layer 3`), still has every unit."""
+    """Whether a sublayer, given by name (`heads of layer 3`), has all its units."""
     found = re.fullmatch(r"(\w+) of layer (\d+)", sublayer)
     if found is None or int(found[2]) >= len(record["layers"]):
         return False

@@ -1,4 +1,4 @@
-"""One report page for one model, for a sweep and for two models: a single HTML file without scripts."""
+"""Report pages for a model, a sweep and a comparison: single HTML files without scripts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from shearling.report.points import alike, asked_of, change, charts_of, command_
 
 
 class Heat(NamedTuple):
-    """What is left of every layer, for the points of one method: a row a layer, a column a point and kind."""
+    """Heat map of the units left, for the points of one method: a row per layer, a column per point and kind."""
 
     name: str
     columns: Sequence[str]
@@ -39,14 +39,14 @@ class Heat(NamedTuple):
 
 
 def model_page(record: Mapping[str, Any], *, directory: str = "DIR") -> str:
-    """The page of one pruned model; `flipped` and `command` of the record are what only a run knows."""
+    """The page of one pruned model; the record may also have `flipped` and `command`, which are not saved."""
     facts, drop = facts_of(record), record.get("max_drop")
     stages = {name: seconds for name, seconds in record["seconds"].items() if name != "total"}
     settings = {name: record.get(name) for name in ("method", "settings", "constraint", "seed", "sample", "versions")}
     made = [("Make it", record["command"])] if "command" in record else []
     return _render(
         title=facts.title,
-        under=f"by {facts.told['method']}",
+        under=f"by {facts.origin['method']}",
         cards=facts.cards,
         compared=facts,
         heats=[Heat("", ["left"], [facts.layers])],
@@ -58,18 +58,18 @@ def model_page(record: Mapping[str, Any], *, directory: str = "DIR") -> str:
         flipped=record.get("flipped"),
         times=[(record["method"], stages)],
         notes=facts.notes,
-        settings=_flat({**facts.told, **settings}),
+        settings=_flat({**facts.origin, **settings}),
     )
 
 
 def top(facts: Facts) -> str:
-    """The top of the page alone, for a notebook."""
+    """The top of the page, for a notebook."""
     page = template("top.html").render(title=facts.title, cards=facts.cards, palette=palette(), alone=True)
     return page.replace(":root", ".shearling")  # the notebook keeps its own colours
 
 
 def compare_page(found: Mapping[str, Any]) -> str:
-    """The page of two models side by side; `found` is what `compare --json` prints."""
+    """The page of two models; `found` is what `compare --json` prints."""
     facts = facts_of_comparison(found)
     return _render(
         title=facts.title,
@@ -82,9 +82,9 @@ def compare_page(found: Mapping[str, Any]) -> str:
     )
 
 
-def sweep_page(results: Sequence[Mapping[str, Any]], told: Mapping[str, Any], *, title: str) -> str:
-    """The page of a sweep; `results` as in results.json, `told` as in sweep.json."""
-    dense, settings, best = told["dense"], told["settings"], pick(results)
+def sweep_page(results: Sequence[Mapping[str, Any]], sweep: Mapping[str, Any], *, title: str) -> str:
+    """The page of a sweep; `results` as in results.json, `sweep` as in sweep.json."""
+    dense, settings, best = sweep["dense"], sweep["settings"], pick(results)
     groups = grouped(results)
     methods = list(dict.fromkeys(group[0]["method"] for group in groups))
     seeds, calibrated = len({row["seed"] for row in results}), results[0]["examples"]
@@ -99,7 +99,7 @@ def sweep_page(results: Sequence[Mapping[str, Any]], told: Mapping[str, Any], *,
         heats=[_heat([g[0] for g in groups if g[0]["method"] == method], method, dense) for method in methods],
         times=[(m, _mean_stages([g[0] for g in groups if g[0]["method"] == m])) for m in methods],
         notes=list(dict.fromkeys(note for row in results for note in row.get("notes", []))),
-        settings=_flat({**settings, **told.get("environment", {})}),
+        settings=_flat({**settings, **sweep.get("environment", {})}),
     )
 
 
@@ -132,7 +132,7 @@ def _headline(
 def _point(
     group: Sequence[Mapping[str, Any]], settings: Mapping[str, Any], dense: Mapping[str, Any], best: Any
 ) -> dict[str, Any]:
-    """A line of the table of points, and how to make and load its model."""
+    """A row of the table of points, with the code to make and load its model."""
     first, values = group[0], [row["value"] for row in group]
     timing, lost = first.get("timing") or {}, change(group)
     out = first.get("model") or name_of(first["method"], first["constraint"])
@@ -169,7 +169,7 @@ def _mean_stages(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _flat(values: Mapping[str, Any], before: str = "") -> list[tuple[str, str]]:
-    """Settings by name; nested ones by their way."""
+    """Settings by dotted name."""
     rows: list[tuple[str, str]] = []
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -188,7 +188,7 @@ def _render(*, compared: Facts | None = None, **parts: Any) -> str:
 
 @cache
 def template(name: str) -> Template:
-    """A template of this package, for HTML or Markdown by its ending."""
+    """A template of this package."""
     loader = PackageLoader("shearling.report")
     here = Environment(loader=loader, autoescape=select_autoescape(), trim_blocks=True, lstrip_blocks=True)
     return here.get_template(name)

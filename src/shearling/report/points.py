@@ -1,4 +1,4 @@
-"""The points of a sweep: seeds gathered, the one to recommend, and the chart of them all."""
+"""The points of a sweep: grouping by seed, the recommended point, charts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from shearling.report.charts import Level, Point, Series, chart
 from shearling.report.facts import KINDS, constraint_of
 
 Result = Mapping[str, Any]
-PASSED = ("max_length", "multiple_of", "pooling")  # settings that a command takes under their own name
+PASSED = ("max_length", "multiple_of", "pooling")  # settings that are command-line options of the same name
 
 
 def grouped(results: Sequence[Result]) -> list[list[Result]]:
-    """The seeds of one method and budget together; methods in the order they came, large budgets first."""
+    """Group the seeds of each method and budget; methods in order of appearance, large budgets first."""
     groups: dict[tuple[Any, ...], list[Result]] = {}
     for row in results:
         groups.setdefault((row["method"], *sorted(row["constraint"].items())), []).append(row)
@@ -26,34 +26,34 @@ def grouped(results: Sequence[Result]) -> list[list[Result]]:
 
 
 def pick(results: Sequence[Result]) -> Result | None:
-    """The smallest model that loses at most one point on average; None where none does."""
+    """The smallest model that loses at most one point on average, or None."""
     fine = [group for group in grouped(results) if change(group) >= -1]
     return min((group[0] for group in fine), key=lambda row: float(row["flops"]), default=None)
 
 
 def change(group: Sequence[Result]) -> float:
-    """Points won (or lost) against dense, the mean over seeds."""
+    """Change of the score against dense, mean over seeds."""
     return gain(group[0]["metric"], float(group[0]["dense"]), fmean(row["value"] for row in group))
 
 
 def gain(metric: str, before: float, after: float) -> float:
-    """Points won (or lost); a perplexity wins by falling."""
+    """Improvement of a score; lower is better for perplexity."""
     return before - after if metric == "perplexity" else after - before
 
 
 def alike(results: Sequence[Result], one: Result) -> list[Result]:
-    """The points of the same method and budget, one for each seed."""
+    """The points of the same method and budget, one per seed."""
     return [row for row in results if all(row[part] == one[part] for part in ("method", "constraint"))]
 
 
 def name_of(method: str, constraint: Mapping[str, float], seed: int = 0) -> str:
-    """What the model of a point is called: `surgeon-flops-0.5`, with the seed where it is not 0."""
+    """The folder name of a point: `surgeon-flops-0.5`, with the seed if it is not 0."""
     asked = "-".join(f"{kind}-{ratio:g}" for kind, ratio in constraint.items())
     return f"{method}-{asked}" + (f"-seed-{seed}" if seed else "")
 
 
 def series_of(results: Sequence[Result], kind: str = "flops") -> list[Series]:
-    """One series a method; a point is the mean over its seeds, its band the smallest and largest value."""
+    """One series per method; a point is the mean over seeds, its band the range."""
     groups: dict[str, dict[float, list[float]]] = {}
     for row in results:
         x = place(row, kind)
@@ -65,7 +65,7 @@ def series_of(results: Sequence[Result], kind: str = "flops") -> list[Series]:
 
 
 def place(row: Result, kind: str) -> float | None:
-    """Where a point stands on an axis: what was asked of this kind, else what was measured; megabytes as they are."""
+    """The x value of a point: the requested ratio, the measured latency, or megabytes."""
     if kind == "latency":
         timing = row.get("timing") or {}
         return timing.get("measured")
@@ -73,7 +73,7 @@ def place(row: Result, kind: str) -> float | None:
 
 
 def charts_of(results: Sequence[Result], dense: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The chart on every axis that the points have: (name, SVG), what was asked for first."""
+    """(name, SVG) of the chart for every axis with values; the constrained cost first."""
     kinds = {"flops": "FLOPs", "params": "parameters", "latency": "measured latency", "megabytes": "MB"}
     first = asked_kind(results)
     names = sorted(kinds, key=lambda kind: kind != first)
@@ -90,15 +90,15 @@ def curve_chart(
     standalone: bool = True,
     this: Result | None = None,
 ) -> str:
-    """The metric against a cost, dense at 100%.
+    """The metric against a cost, with the dense model at 100%.
 
-    dense  the unpruned model's metric, or its facts in sweep.json
-    this   the point to mark as this model; by default the recommended one is marked
+    dense  the dense model's metric, or its entry in sweep.json
+    this   the point to mark as this model; default: the recommended one is marked
     """
     facts = dense if isinstance(dense, Mapping) else {"value": dense}
     value, metric, axis = float(facts["value"]), str(results[0]["metric"]), kind or asked_kind(results)
     levels = [Level(value, f"dense {value:.2f}", strong=True)]
-    if metric != "perplexity":  # points of a metric out of 100; a perplexity has none
+    if metric != "perplexity":  # scores in points
         levels.append(Level(value - 1, "1 point less"))
     marked = []
     best = this or (pick(results) if all("constraint" in row for row in results) else None)
@@ -123,13 +123,13 @@ def curve_chart(
 
 
 def tried_chart(drop: Mapping[str, Any], *, title: str = "", standalone: bool = False) -> str:
-    """The budgets that a search for the smallest model tried; `drop` is the record's `max_drop`."""
+    """Chart of the budgets tried in a search for the smallest model; `drop` is the record's `max_drop`."""
     found = [one for one in drop["tried"] if one["value"] is not None]
     dense, allowed, lower = drop["dense"], drop["allowed"], drop["metric"] != "perplexity"
     levels = [Level(dense, f"dense {dense:.2f}", strong=True)]
     if allowed:
-        least, told = (dense - allowed, "lowest allowed") if lower else (dense + allowed, "highest allowed")
-        levels.append(Level(least, told))
+        bound, label = (dense - allowed, "lowest allowed") if lower else (dense + allowed, "highest allowed")
+        levels.append(Level(bound, label))
     chosen = min((one for one in found if one["allowed"]), key=lambda one: float(one["budget"]))
     return chart(
         [
@@ -147,7 +147,7 @@ def tried_chart(drop: Mapping[str, Any], *, title: str = "", standalone: bool = 
 
 
 def asked_kind(results: Sequence[Result]) -> str:
-    """What the budgets are ratios of; FLOPs where a sweep mixes several kinds."""
+    """The kind of cost that is constrained; FLOPs if a sweep has several."""
     kinds = {name for row in results for name in row.get("constraint", {"flops": 0})}
     return kinds.pop() if len(kinds) == 1 else "flops"
 
@@ -158,7 +158,7 @@ def asked_of(row: Result) -> str:
 
 
 def command_of(row: Result, settings: Mapping[str, Any], out: str) -> str:
-    """The command that makes a model; what was given in memory stands in it as FILE and MODEL."""
+    """The command that makes a model; data and models given in memory appear as FILE and MODEL."""
     words = [f"--{kind} {ratio:g}" for kind, ratio in row["constraint"].items()]
     words += [f"--method {row['method']}", *_changed(row["method"], settings.get("methods", {}))]
     words += [f"--{name.replace('_', '-')} {settings[name]}" for name in PASSED if settings.get(name) is not None]
@@ -175,10 +175,10 @@ def command_of(row: Result, settings: Mapping[str, Any], out: str) -> str:
 
 
 def _changed(name: str, methods: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The settings of a method that are not its own defaults."""
+    """The settings of a method that differ from its defaults."""
     try:
         usual = settings_of(method_of(name))
-    except InputError:  # a method that is registered elsewhere
+    except InputError:  # a method registered in another process
         usual = {}
     given = methods.get(name, {})
     return [f"--set {key}={value}" for key, value in given.items() if key != "precision" and usual.get(key) != value]

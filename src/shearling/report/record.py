@@ -1,4 +1,4 @@
-"""The record of one run: what `--json` prints, what `shearling.json` keeps, and what every report is made from."""
+"""The record of one run: the content of `--json` and `shearling.json`, and the source of every report."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from shearling.methods import Repaired
 
 FORMAT = 1
 COSTS = ("flops", "params", "flops_model", "params_model")
-SAMPLE = ("examples", "mean_length", "fingerprint")  # fields that the JSON has under "sample"
-OPTIONAL = ("stock", "evaluation", "agreement", "latency", "timing", "polish", "samples")
+SAMPLE = ("examples", "mean_length", "fingerprint")  # fields under "sample" in the JSON
+OPTIONAL = (
+    "stock", "evaluation", "evaluations", "agreement", "latency", "timing", "polish", "samples", "max_drop", "estimate",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -27,24 +29,26 @@ class Cost:
         return round(self.pruned / self.dense, 12) if self.dense else 1.0  # costs are sums of floats
 
     def to_json(self) -> dict[str, float]:
-        """The three numbers."""
+        """Both costs and their ratio."""
         return {"dense": self.dense, "pruned": self.pruned, "ratio": self.ratio}
 
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """The whole record of one run.
+    """The record of one run.
 
-    evaluation  {task, metric, dense, pruned, examples}: both models scored on labelled rows
-    agreement   {kind, value, examples}: how alike the outputs are, on examples kept out of the fit
-    latency     predicted and measured, of dense, where a latency was asked for
+    evaluation  {task, metric, dense, pruned, examples}: scores on labelled rows
+    agreement   {kind, value, examples}: agreement of the outputs on held-out examples
+    latency     predicted and measured ratio, if a latency was asked for
     timing      {device, measured, dense_ms, pruned_ms, ...}: both models timed after the run
-    polish      {before, after, passes, seconds, examples}: the judge before and after
+    polish      {before, after, passes, seconds, examples}: validation loss before and after
     shape       uneven or stock
-    stock       {layers, dials, loss, uneven_loss}: the layers that stay, the counts that all of them have, and the
-                loss in nats an example when it was tried out, beside that of uneven shapes at the same budget
-    samples     {used, given, why}: how many examples the run took of how many, and for what reason
-    extra       what a workflow adds
+    stock       {layers, dials, loss, uneven_loss}: kept layers, their common counts, and the measured loss in nats per
+                example, beside that of uneven shapes at the same budget
+    samples     {used, given, why}: number of examples used out of those given, and the reason
+    evaluations  the list that later scores are added to
+    max_drop    the search for the smallest model within an allowed loss, with every budget tried
+    estimate    memory and time, estimated before the run
     """
 
     method: str
@@ -56,12 +60,12 @@ class Report:
     params_model: Cost
     layers: list[dict[str, int]]
     dense_layers: list[dict[str, int]]
-    seconds: dict[str, float]
     seed: int
     examples: int
     mean_length: float
     fingerprint: str
     model_type: str
+    seconds: dict[str, float] = field(default_factory=dict)
     repairs: list[Repaired] = field(default_factory=list)
     check: float | None = None
     warnings: list[str] = field(default_factory=list)
@@ -73,11 +77,13 @@ class Report:
     samples: dict[str, Any] | None = None
     shape: str = "uneven"
     stock: dict[str, Any] | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
+    evaluations: list[dict[str, Any]] | None = None
+    max_drop: dict[str, Any] | None = None
+    estimate: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, in the names the command line promises; what was not measured is left out."""
-        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "extra"}
+        """Plain data with the documented field names, without values that were not measured."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
         for name in OPTIONAL:
             if values[name] is None:
                 del values[name]
@@ -89,7 +95,6 @@ class Report:
             "sample": {name: values[name] for name in SAMPLE},
             "repairs": [asdict(repair) for repair in self.repairs],
             "versions": versions(),
-            **self.extra,
         }
 
     def __str__(self) -> str:
@@ -104,7 +109,7 @@ class Report:
         return brief(self.to_json())
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the top of the page."""
+        """The top of the report page, for notebooks."""
         from shearling.report.facts import facts_of
         from shearling.report.page import top
 

@@ -1,4 +1,4 @@
-"""Facts as text: one layout, coloured in a terminal, plain in a file, a pipe or `print`."""
+"""Facts as text: coloured in a terminal, plain in a file, a pipe or `print`."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 BAR = 24
-Piece = tuple[str, str]  # words and their style, of rich
+Piece = tuple[str, str]  # text and its rich style
 
 
 def words(facts: Facts) -> str:
-    """Facts as text alone."""
+    """Facts as plain text."""
     return "\n".join("".join(piece for piece, _ in line).rstrip() for line in lines(facts))
 
 
 def brief(record: Mapping[str, Any]) -> str:
-    """A record in five lines."""
+    """A record in at most five lines."""
     facts = facts_of(record)
     cards = [f"  {card.name}: {card.number} ({card.below})" for card in facts.cards]
     return "\n".join([facts.title, *cards[:4]])
@@ -39,7 +39,7 @@ def show(facts: Facts, console: Console | None = None) -> None:
 
 
 def lines(facts: Facts) -> Iterator[list[Piece]]:
-    """Title, layers, dense against pruned, where it comes from, notes."""
+    """Title, layers, dense against pruned, origin, notes."""
     yield [(facts.title, "bold")]
     if facts.layers:
         yield [("", "")]
@@ -48,9 +48,9 @@ def lines(facts: Facts) -> Iterator[list[Piece]]:
     yield from _table(facts.rows, facts.columns)
     if any("FLOPs" in row.name for row in facts.rows):
         yield [(f"  {FOOTNOTE}", "dim")]
-    if facts.told:
+    if facts.origin:
         yield [("", "")]
-    for name, words in facts.told.items():
+    for name, words in facts.origin.items():
         yield [(f"  {name:<20}", "dim"), (words, "")]
     for note in facts.notes:
         yield [(f"  note: {note}", "yellow")]

@@ -1,6 +1,6 @@
-"""The calibration examples, and the batches that are cut from them.
+"""The calibration examples and their batches.
 
 batch.py    some examples, padded to one length
-sample.py   all of them, without padding; cuts batches
+sample.py   all examples, stored without padding; builds batches
 read.py     DataLoaders, batches and rows -> a sample
 """

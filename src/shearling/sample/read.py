@@ -1,8 +1,7 @@
-"""Turn what callers give (a DataLoader, batches of any size, rows of a data set) into a sample.
+"""Turn a DataLoader, batches of any size, or rows of a data set into a sample.
 
-A batch is taken apart into examples, and the padding that its attention mask shows is removed, on either side. What
-cannot be taken apart safely, because an input's shape does not show what belongs to which token, is only ever cut
-between examples, and the sample notes it.
+A batch is split into examples, and the padding that its attention mask shows is removed on both sides. Where an
+input's shape does not show which entries belong to which token, the padding stays and the sample notes it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from shearling.errors import DataError
 from shearling.sample.batch import IGNORED, LABELS
 from shearling.sample.sample import Column, Group, Sample
 
-# Inputs with one entry a token, by the mask that tells real tokens from padding.
+# Inputs with one entry per token, by the mask that marks their padding.
 AXES = {
     "attention_mask": (
         "input_ids", "token_type_ids", "position_ids", "inputs_embeds", "bbox", "labels", "input_values",
@@ -29,19 +28,19 @@ AXES = {
     "decoder_attention_mask": ("decoder_input_ids", "decoder_inputs_embeds", "decoder_position_ids", "labels"),
 }  # fmt: skip
 MASK = "decoder_attention_mask"
-POSITIONS = ("start_positions", "end_positions")  # they count tokens from the left, padding included
-STREAMED = 16  # of a stream of unknown length, at most so many times the examples that are used are read
-DRAWN_AT_ONCE = 256  # examples that a loader's collate function is given
+POSITIONS = ("start_positions", "end_positions")  # token positions from the left, padding included
+STREAMED = 16  # a stream of unknown length is read up to this multiple of the sample size
+DRAWN_AT_ONCE = 256  # examples per call of a loader's collate function
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """What the model takes.
+    """The inputs a model accepts.
 
-    names    the inputs its forward names; empty where it names none and takes whatever comes
-    pad      the token that fills a batch
+    names    the parameters of its forward; empty where it has only **kwargs
+    pad      the padding token id
     batches  whether examples may share a batch (a head that looks for padding needs a padding token)
-    targets  whether labels are the text that a decoder is to write: they have a length of their own
+    targets  whether labels are a decoder's target text, with a length of their own
     """
 
     names: frozenset[str] = frozenset()
@@ -50,12 +49,12 @@ class Accepted:
     targets: bool = False
 
     def wants(self, name: str) -> bool:
-        """Whether an input of this name is of use."""
+        """Whether the model uses an input of this name."""
         return not self.names or name in self.names or name in LABELS
 
 
 def accepted_by(model: Any) -> Accepted:
-    """What a model's forward takes, and how its inputs are padded."""
+    """Inspect a model's forward and its padding token."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     named = inspect.signature(model.forward).parameters.values()
     pad = getattr(model.config, "pad_token_id", None)
@@ -70,19 +69,18 @@ def accepted_by(model: Any) -> Accepted:
 
 
 def reads_targets(model: Any) -> bool:
-    """Whether the model writes text with a decoder that reads what is there already (T5, BART, Marian)."""
+    """Whether the model generates text with an autoregressive decoder beside an encoder (T5, BART, Marian)."""
     if not getattr(model.config, "is_encoder_decoder", False) or not model.can_generate():
         return False
     return "decoder_input_ids" in inspect.signature(model.forward).parameters
 
 
 def sample_of(data: Any, *, limit: int | None = None, accepted: Accepted | None = None, seed: int = 0) -> Sample:
-    """A sample of at most `limit` examples, drawn by the seed from all that are given.
+    """Returns a sample of at most `limit` examples, drawn at random by the seed.
 
     data  a DataLoader, any iterable of batches (dicts of tensors), or rows: a tokenised data set, dicts of one example
 
-    Batches may bring more than the model takes (`idx`, `text`): what is neither a label nor accepted is dropped, as
-    Trainer does.
+    Columns that are neither labels nor accepted by the model (`idx`, `text`) are dropped, as Trainer does.
     """
     if isinstance(data, Sample):
         return data if limit is None else data.drawn(limit, seed)
@@ -100,15 +98,13 @@ def sample_of(data: Any, *, limit: int | None = None, accepted: Accepted | None 
             reader.notes.append(f"of a stream of unknown length, the first {reader.count:,} examples were read")
             break
     if not reader.count:
-        raise DataError(
-            "The sample is empty: not one batch came out of it. Give at least one; 2,048 examples are good."
-        )
+        raise DataError("The sample is empty: it yielded no batch. Give at least one; 2,048 examples are good.")
     sample = reader.finish()
     return sample if limit is None else sample.drawn(limit, seed)
 
 
 def _source(data: Any, limit: int | None, seed: int, reader: _Reader) -> Iterator[Any]:
-    """What is read, batch by batch or row by row; large data sets are drawn from without reading all of them."""
+    """Iterate over batches or rows; from large data sets only the drawn examples are read."""
     if isinstance(data, DataLoader):
         plain = isinstance(data.sampler, (RandomSampler, SequentialSampler)) and data.batch_size is not None
         dataset: Any = data.dataset
@@ -127,7 +123,7 @@ def _source(data: Any, limit: int | None, seed: int, reader: _Reader) -> Iterato
 
 
 def _drawn_from(loader: DataLoader[Any], limit: int, seed: int, reader: _Reader) -> Iterator[Any]:
-    """Examples of the loader's data set, drawn by the seed, put together as the loader would."""
+    """Examples drawn from the loader's data set, collated as the loader would."""
     dataset: Any = loader.dataset
     chosen = np.sort(np.random.default_rng(seed).permutation(len(dataset))[:limit])
     reader.given = len(dataset)
@@ -137,19 +133,23 @@ def _drawn_from(loader: DataLoader[Any], limit: int, seed: int, reader: _Reader)
 
 @dataclass
 class _Reader:
-    """Takes batches apart and sorts the examples into groups."""
+    """Splits batches into examples and collects them in groups.
+
+    parts  per group, its pieces in the order they were read
+    rows   whether single examples without a batch dimension are read
+    """
 
     accepted: Accepted
-    parts: dict[Any, list[Group]] = field(default_factory=dict)  # of each group, in the order they came
+    parts: dict[Any, list[Group]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     count: int = 0
     batches: int = 0
     given: int = 0
-    rows: bool = False  # whether what is read are single examples, without a batch dimension
+    rows: bool = False
     most: float = float("inf")
 
     def read(self, raw: Any) -> None:
-        """One batch, or one row."""
+        """Add one batch, or one row."""
         number = self.batches
         self.batches += 1
         if not isinstance(raw, Mapping):
@@ -165,19 +165,19 @@ class _Reader:
         axes = _axes(tensors)
         unclear = axes is None or not self.accepted.batches
         if axes is None:
-            self.notes.append("some inputs have a shape that does not tell their tokens: batches stay as they came")
+            self.notes.append("the shape of some inputs does not show their tokens: batches are kept as given")
         self._add(tensors, axes or {}, number if unclear else None)
         self.count += next(iter(sizes.values()))
 
     def _tensors(self, raw: Mapping[str, Any], number: int) -> dict[str, Tensor]:
-        """What the model can use of a batch, on the host; a row gets a batch dimension."""
+        """The tensors of a batch that the model uses, on the host; a row gets a batch dimension."""
         row = self.rows or _dimensions(raw.get("input_ids")) == 1
         found: dict[str, Tensor] = {}
         for key, value in raw.items():
             if not self.accepted.wants(key) or value is None or (key != "input_ids" and _is_text(value)):
                 continue
             if not row and _dimensions(value) == 0:
-                continue  # a flag such as `return_loss`: about the call, not about an example
+                continue  # a flag of the call such as `return_loss`
             tensor = _host(value, key, number)
             found["labels" if key == "label" else key] = tensor[None] if row else tensor
         if self.accepted.targets and MASK not in found and _dimensions(found.get("labels")) == 2:
@@ -185,13 +185,11 @@ class _Reader:
         if not found.keys() - set(LABELS):
             names = sorted(self.accepted.names - set(LABELS))
             takes = f"; the model takes {names}" if names else ""
-            raise DataError(
-                f"Batch {number} of the sample brings {sorted(raw)}, and nothing the model can run on{takes}."
-            )
+            raise DataError(f"Batch {number} of the sample has {sorted(raw)}, but nothing the model can run on{takes}.")
         return found
 
     def _add(self, tensors: dict[str, Tensor], axes: dict[str, str], apart: int | None) -> None:
-        """Add the examples of a batch to the others of their kind."""
+        """Add the examples of a batch to the group with the same inputs, dtypes and shapes."""
         kept = {mask: _kept(tensors[mask]) for mask in set(axes.values())}
         columns: dict[str, Column] = {}
         kind: list[Any] = [apart]
@@ -210,7 +208,7 @@ class _Reader:
         self.parts.setdefault(tuple(kind), []).append(part)
 
     def finish(self) -> Sample:
-        """The sample of all that was read."""
+        """Build the sample from everything read."""
         groups = []
         for parts in self.parts.values():
             columns = {
@@ -223,7 +221,7 @@ class _Reader:
 
 
 def _axes(tensors: dict[str, Tensor]) -> dict[str, str] | None:
-    """Per input with one entry a token, the mask it goes with; None where a shape does not show it."""
+    """Maps each input with one entry per token to its mask; None where a shape is ambiguous."""
     axes: dict[str, str] = {}
     lengths = set()
     for mask, names in AXES.items():
@@ -235,7 +233,7 @@ def _axes(tensors: dict[str, Tensor]) -> dict[str, str] | None:
         axes[mask] = mask
         lengths.add(found.shape[1])
         for name in names:
-            # Labels of several classes at once are numbers, [B, classes], however many tokens there are.
+            # Multi-label targets are floats [B, classes], even where there are as many tokens.
             numbers = name == "labels" and name in tensors and tensors[name].is_floating_point()
             if name in tensors and tensors[name].shape[:2] == found.shape and not numbers:
                 axes[name] = mask
@@ -247,10 +245,10 @@ def _axes(tensors: dict[str, Tensor]) -> dict[str, str] | None:
 
 
 def _kept(mask: Tensor) -> tuple[Tensor | None, Tensor, Tensor | None]:
-    """([B, S] bool: what stays once the padding on both sides is gone, [B] lengths, [B] tokens gone on the left).
+    """([B, S] bool: positions left once the padding on both sides is removed, [B] lengths, [B] padding on the left).
 
-    None for the first where all stays, for the last where nothing is gone on the left. Zeros between real tokens stay,
-    and so does an example without a single real token.
+    The first is None where everything stays, the last where no example is padded on the left. Zeros between real
+    tokens stay, and so does an example without real tokens.
     """
     examples, length = mask.shape
     real = mask != 0
@@ -269,7 +267,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _dimensions(value: Any) -> int:
-    """How many dimensions a tensor, an array or nested lists have."""
+    """Number of dimensions of a tensor, an array or nested lists."""
     if isinstance(value, (list, tuple)):
         return 1 + (_dimensions(value[0]) if value else 0)
     return int(getattr(value, "ndim", 0))
@@ -280,5 +278,5 @@ def _host(value: Any, key: str, number: int) -> Tensor:
         try:
             return torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise DataError(f"'{key}' of batch {number} is not a tensor and cannot be made one: {error}") from None
+            raise DataError(f"'{key}' of batch {number} cannot be converted to a tensor: {error}") from None
     return value.detach().cpu()

@@ -1,7 +1,7 @@
-"""The sample: a set of examples without padding, from which every pass cuts the batches that suit it.
+"""The sample: the calibration examples without padding, from which every pass builds its own batches.
 
-Examples whose inputs can stand side by side in a batch form a group. Inputs that have one entry a token are kept end
-to end, [tokens of all examples, ...], so that padding and the caller's batch size leave no trace.
+Examples that can share a batch form a group. Inputs with one entry per token are concatenated,
+[tokens of all examples, ...], so neither padding nor the caller's batch size affects the result.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from torch import Tensor
 
 from shearling.sample.batch import LABELS, Batch
 
-ASSUMED_LENGTH = 256  # tokens of an example that does not show them: an image, a sound
+ASSUMED_LENGTH = 256  # tokens assumed for an example without token ids: an image, an audio clip
 
 
 @dataclass(frozen=True)
 class Column:
     """One input of all examples of a group.
 
-    values  [tokens of all examples, ...] where `axis` names the length it follows, else [examples, ...]
-    pad     what fills a batch behind the shorter examples
+    values  [tokens of all examples, ...] where `axis` names its mask, else [examples, ...]
+    pad     padding value
     """
 
     values: Tensor
@@ -35,11 +35,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Group:
-    """Examples that can be put into one batch; `lengths` has each example's length on every axis, [examples]."""
+    """Examples that can share a batch; `lengths` has each example's length on every axis, [examples]."""
 
     columns: dict[str, Column]
     lengths: dict[str, Tensor]
-    indices: Tensor  # [examples]: the example's number in the sample
+    indices: Tensor  # [examples]: index in the sample
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -51,7 +51,7 @@ class Group:
 
     @cached_property
     def tokens(self) -> Tensor:
-        """[examples]: how many tokens an example takes in a batch."""
+        """[examples]: tokens per example."""
         found = [torch.full((len(self),), ASSUMED_LENGTH)] if "input_ids" not in self.columns else []
         for name, column in self.columns.items():
             if name.endswith("input_ids"):
@@ -69,13 +69,13 @@ class Group:
         return Group(columns, lengths, self.indices[rows])
 
     def _positions(self, axis: str, rows: Tensor) -> Tensor:
-        """Where on the axis the tokens of these examples are."""
+        """Positions on the axis of the tokens of these examples."""
         lengths, starts = self.lengths[axis][rows], self.starts[axis][rows]
         first = lengths.cumsum(0) - lengths
         return torch.arange(int(lengths.sum())) + (starts - first).repeat_interleave(lengths)
 
     def batch(self, rows: Tensor, multiple: int = 1) -> Batch:
-        """These examples side by side, padded on the right to the longest, rounded up to a multiple."""
+        """These examples as a batch, padded on the right to the longest, rounded up to a multiple."""
         places = {axis: self._places(axis, rows, multiple) for axis in self.lengths}
         tensors = {}
         for name, column in self.columns.items():
@@ -89,10 +89,10 @@ class Group:
         return Batch(inputs, labels, self.indices[rows], masks)
 
     def _places(self, axis: str, rows: Tensor, multiple: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """[B, S] twice: where on the axis each token of the batch comes from, and whether it is padding."""
+        """[B, S] each: the position on the axis of every token of the batch, and whether it is padding."""
         lengths = self.lengths[axis][rows].numpy()
         longest = -(-int(lengths.max()) // multiple) * multiple
-        width = min(longest, int(self.lengths[axis].max()))  # the model may have no position beyond its longest input
+        width = min(longest, int(self.lengths[axis].max()))  # rounding up must not exceed the model's positions
         outside = np.arange(width) >= lengths[:, None]
         at = self.starts[axis][rows].numpy()[:, None] + np.arange(width)
         at[outside] = 0
@@ -100,7 +100,7 @@ class Group:
 
 
 def _side_by_side(column: Column, at: NDArray[np.int64], outside: NDArray[np.bool_]) -> Tensor:
-    """[B, S, ...]: by numpy, which starts no threads for so little work, but for the one dtype it lacks."""
+    """[B, S, ...]: numpy avoids torch's thread start-up for small copies, but has no bfloat16."""
     if column.values.dtype == torch.bfloat16:
         values = column.values[torch.from_numpy(at)]
         values[torch.from_numpy(outside)] = column.pad
@@ -114,8 +114,8 @@ def _side_by_side(column: Column, at: NDArray[np.int64], outside: NDArray[np.boo
 class Sample:
     """The calibration examples.
 
-    given   how many there were to draw from
-    notes   what a report has to say about how they were read
+    given   number of examples it was drawn from
+    notes   remarks for the report about how they were read
     """
 
     groups: tuple[Group, ...]
@@ -124,22 +124,22 @@ class Sample:
 
     @property
     def examples(self) -> int:
-        """How many examples there are."""
+        """Number of examples."""
         return sum(map(len, self.groups))
 
     @property
     def has_labels(self) -> bool:
-        """Whether every example brings labels."""
+        """Whether every example has labels."""
         return all(group.columns.keys() & set(LABELS) for group in self.groups)
 
     @property
     def inputs(self) -> set[str]:
-        """The names of all inputs, labels left out."""
+        """The names of all inputs, without labels."""
         return {name for group in self.groups for name in group.columns} - set(LABELS)
 
     @property
     def mean_length(self) -> float | None:
-        """Mean number of real tokens of an example; None where neither masks nor token ids show it."""
+        """Mean number of real tokens per example; None where neither masks nor token ids show it."""
         if all("attention_mask" in group.columns for group in self.groups):
             return self.mean_total("attention_mask")
         ids = [group.columns.get("input_ids") for group in self.groups]
@@ -149,14 +149,14 @@ class Sample:
 
     @property
     def mean_lengths(self) -> dict[str, float]:
-        """Mean number of real tokens of an example by input, as far as masks and token ids tell."""
+        """Mean number of real tokens per example, for every input where masks or token ids show it."""
         found = {"input_ids": self.mean_length}
         if all("decoder_attention_mask" in group.columns for group in self.groups):
             found["decoder_input_ids"] = self.mean_total("decoder_attention_mask")
         return {name: length for name, length in found.items() if length is not None}
 
     def mean_total(self, name: str) -> float:
-        """The sum of an input over an example, on average: of a mask, the number of real tokens."""
+        """Mean over examples of the sum of an input; for a mask, the number of real tokens."""
         return sum(int(group.columns[name].values.sum()) for group in self.groups) / self.examples
 
     def largest_value(self, name: str) -> int:
@@ -166,7 +166,7 @@ class Sample:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over every example, however they were batched and padded."""
+        """SHA-256 over all examples, independent of the caller's batches and padding."""
         digest = hashlib.sha256()
         for group in self.groups:
             for axis, lengths in sorted(group.lengths.items()):
@@ -178,9 +178,9 @@ class Sample:
         return digest.hexdigest()
 
     def cut(self, tokens: int, *, multiple: int = 1) -> list[Batch]:
-        """All examples in batches of at most so many tokens (one example at least), similar lengths together.
+        """Split all examples into batches of at most `tokens` tokens (at least one example), grouped by length.
 
-        The longest come first, so that a batch that does not fit shows at once.
+        The longest come first, so that running out of memory shows at once.
         """
         batches = []
         for group in sorted(self.groups, key=lambda group: -int(group.tokens.max())):
@@ -194,11 +194,11 @@ class Sample:
         return batches
 
     def some(self, count: int) -> Batch:
-        """The first examples of the first group, at most `count`, as one batch."""
+        """Up to `count` examples of the first group as one batch."""
         return self.groups[0].batch(torch.arange(min(count, len(self.groups[0]))))
 
     def drawn(self, count: int, seed: int) -> Sample:
-        """`count` examples drawn by the seed without replacement, in their order; all where there are no more."""
+        """Draw `count` examples without replacement, keeping their order; all of them where there are fewer."""
         numbers = self._numbers
         if count >= len(numbers):
             return self
@@ -206,20 +206,20 @@ class Sample:
         return self._where(numbers[torch.from_numpy(chosen)])
 
     def without(self, others: Sample) -> Sample:
-        """The examples that are not among the others."""
+        """The examples that are not in `others`."""
         numbers = self._numbers
         return self._where(numbers[~torch.isin(numbers, others._numbers)])
 
     def shard(self, rank: int, world: int) -> Sample:
-        """Every world-th example, counted from rank: what one process of several works on."""
+        """The share of one process: every world-th example, starting at rank."""
         return self if world == 1 else self._where(self._numbers[rank::world])
 
     @property
     def _numbers(self) -> Tensor:
-        """The numbers of all examples, ascending."""
+        """The indices of all examples, ascending."""
         return torch.cat([group.indices for group in self.groups]).sort().values
 
     def _where(self, numbers: Tensor) -> Sample:
-        """The examples with these numbers."""
+        """The examples with these indices."""
         found = ((group, torch.isin(group.indices, numbers).nonzero().flatten()) for group in self.groups)
         return replace(self, groups=tuple(group.pick(at) for group, at in found if len(at)))

@@ -1,4 +1,4 @@
-"""What is read from disk: JSON of a bounded size, with every field that other code relies on checked."""
+"""Schemas of the JSON files that are read from disk; every field that other code relies on is checked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from shearling.schema.rules import (
 
 MAX_LAYERS = 1024
 MAX_LABELS = 2**20
-LONGEST = 3600.0  # seconds; one forward pass does not take an hour
+LONGEST = 3600.0  # seconds of one forward pass
 KINDS = ("flops", "params", "latency")
 SHAPES = ("uneven", "stock")
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -163,10 +163,10 @@ TABLE = Schema(
 
 # config.json, and the index of weights in several files
 
-# Names of sizes and counts: what transformers allocates or loops over. Other numbers (rope_theta) may be any size.
+# Fields that transformers allocates by or loops over. Other numbers (rope_theta) are not bounded.
 SIZED = re.compile(r"size|dim|num_|^n_|^d_|layer|head|label|vocab|position|channel|expert|depth|block|width|kernel")
 DEPTH = re.compile(r"(^|_)layers?$|^depth$")
-NO_SIZES = ("shearling", "label2id", "id2label")  # names of modules and labels; the first has a schema of its own
+NO_SIZES = ("shearling", "label2id", "id2label")  # keys are module or label names; the first has its own schema
 _IDENTIFIER = leaf(lambda value: isinstance(value, str) and (not value or value.isidentifier()), "a name")
 _HOLLOW = leaf(lambda v: isinstance(v, list) and len(v) == 2 and TEXT(v[0]) is COUNT(v[1]) is None, "name and count")
 _PICK = {"argument": TEXT, "heads": several(COUNT), "made_by": _IDENTIFIER, "returned": integer("a position", -1, 7)}
@@ -182,7 +182,7 @@ _EDITS = record({
 
 
 def _sizes(value: Any, name: str = "") -> str | None:
-    """No size may keep transformers busy for ever before it sees that the weights do not fit."""
+    """Reject sizes so large that building the model would take for ever or exhaust the memory."""
     if isinstance(value, dict):
         parts = [(k, v) for k, v in value.items() if k not in NO_SIZES]
         return next((f".{k}{found}" for k, v in parts if (found := _sizes(v, k)) is not None), None)

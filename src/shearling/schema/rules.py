@@ -1,7 +1,7 @@
-"""Rules for values read from disk, and files that keep them.
+"""Validation rules for JSON read from disk.
 
-A rule looks at a value and gives None, or what is wrong and where: `flops.dense: 'much' is not a number`. Rules are
-made of rules; a `Schema` is the rule of one kind of file, with the error it raises and what to do about it.
+A rule maps a value to None, or to what is wrong and where: `flops.dense: 'much' is not a number`. Rules compose; a
+`Schema` is the rule of one kind of file, with the error class to raise and the remedy to name.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Rule = Callable[[Any], "str | None"]
 
 MAX_BYTES = 256 * 2**20  # of a file; the record of a large model has a few megabytes
 MAX_SIZE = 2**24  # rows or columns of a projection
-MAX_NUMBER = 1e30  # costs, seconds, scores; neither NaN nor infinity is below
+MAX_NUMBER = 1e30  # bound of costs, seconds and scores; excludes NaN and infinity
 
 
 @dataclass(frozen=True)
 class Schema:
-    """One kind of file: its name, its rule, the error where it does not hold, and what to do then."""
+    """One kind of file: its name, its rule, the error to raise when the rule fails, and the remedy."""
 
     what: str
     rule: Rule
@@ -31,20 +31,20 @@ class Schema:
     remedy: str
 
     def read(self, path: Path, *, most: int = MAX_BYTES) -> Any:
-        """The contents of a file of this kind."""
+        """Read and check a file of this kind."""
         try:
             if path.stat().st_size > most:
                 raise ValueError(f"it is larger than {most >> 20} MiB")
             value = json.loads(path.read_text(encoding="utf-8"))
-            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+            json.dumps(value, ensure_ascii=False).encode()  # lone surrogates cannot be encoded
         except OSError as error:
             raise self.error(f"Cannot read the {self.what} {path}: {error.strerror or error}. {self.remedy}") from None
-        except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested without end
+        except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deeply
             raise self._wrong(path, str(error)) from None
         return self.check(value, path)
 
     def check(self, value: Any, path: Path) -> Any:
-        """The value itself, once its rule holds."""
+        """Return the value if the rule holds, raise otherwise."""
         found = self.rule(value)
         if found is not None:
             raise self._wrong(path, found.lstrip(".: "))
@@ -60,12 +60,12 @@ def leaf(holds: Callable[[Any], bool], wanted: str) -> Rule:
 
 
 def number(wanted: str = "a number", low: float = -MAX_NUMBER, high: float = MAX_NUMBER) -> Rule:
-    """A number in a range, both ends left out; NaN and infinity are in none."""
+    """A number in an open range; NaN and infinity are rejected."""
     return leaf(lambda value: type(value) in (int, float) and low < value < high, wanted)
 
 
 def integer(wanted: str = "a whole number", low: int = 0, high: int = MAX_SIZE) -> Rule:
-    """A whole number in a range, both ends included."""
+    """A whole number in a closed range."""
     return leaf(lambda value: type(value) is int and low <= value <= high, wanted)
 
 
@@ -131,12 +131,12 @@ def record(
 
 
 def each(names: str, rule: Rule) -> dict[str, Rule]:
-    """One rule for several fields."""
+    """The same rule for several space-separated fields."""
     return dict.fromkeys(names.split(), rule)
 
 
 def shown(value: Any) -> str:
-    """A value in a message, cut short."""
+    """The repr of a value, truncated for a message."""
     try:
         text = repr(value)
     except (RecursionError, ValueError):  # an integer of too many digits

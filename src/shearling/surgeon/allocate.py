@@ -1,12 +1,12 @@
 """Stage 3 of `surgeon`: how many units each sublayer keeps.
 
-Minimise the sum of the sublayers' errors under a budget, for any table of costs: dynamic programming over a grid of
-costs, rounded up so that the budget always holds, then a fill-in of what rounding left over. When every cost is a
-whole number and the budget fits the grid, the grid is those numbers and the answer is exact.
+Minimises the sum of the sublayers' errors under a budget, for any cost table: dynamic programming over a grid of
+costs, rounded up so that the budget always holds, then a greedy fill-in of what rounding left over. If all costs are
+integers and the budget fits the grid, the answer is exact.
 
-Several budgets at once become one by weights: a weighted sum of costs, each divided by its budget, may not exceed the
-weighted sum of ones. A choice that meets all budgets meets this one too, so its optimum is a bound, and it is the
-answer if it meets them all. The weights move towards the budgets that are broken.
+Several budgets are combined by weights: the weighted sum of costs / budget may not exceed 1. A choice that meets all
+budgets meets this one too, so its optimum is a lower bound of the error, and it is the answer if it meets them all.
+Multiplicative updates move the weights towards the violated budgets.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from shearling.errors import ConstraintError
 from shearling.models.sublayer import Sublayer
 
 GRID = 4096
-ROUNDS = 24  # of reweighting, with several budgets
-LEAST = 0.01  # of the budgets to look for a solution with, before settling for the cheapest
+ROUNDS = 24  # weight updates, with several budgets
+LEAST = 0.01  # smallest share of the budgets to search with, before falling back to the cheapest options
 SLACK = 1e-9  # relative; budgets and costs are floats
 
 Floats = NDArray[np.float64]
@@ -42,10 +42,10 @@ class Curve:
 def allocate(
     sublayers: Sequence[Sublayer], errors: Sequence[ArrayLike], limits: Sequence[Limit], multiple_of: int = 1
 ) -> list[int]:
-    """The number of units every sublayer keeps. Never over any budget; raises when even the least is.
+    """Returns the number of units every sublayer keeps, within every budget; raises if that is impossible.
 
     errors       per sublayer, [units + 1], by units kept
-    multiple_of  the filters of a sublayer stay in multiples of this, or all of them
+    multiple_of  filter counts are multiples of this, or all filters
     """
     curves = []
     for number, (sublayer, error) in enumerate(zip(sublayers, errors, strict=True)):
@@ -62,7 +62,7 @@ def allocate(
 
 
 def best_counts(curves: Sequence[Curve], budgets: Floats) -> list[int]:
-    """One count a curve, with the least summed error within every budget."""
+    """One count per curve that minimises the summed error within every budget."""
     curves = _affordable(curves, budgets)
     if len(budgets) == 1:
         picks = _knapsack([c.errors for c in curves], [c.costs[0] for c in curves], float(budgets[0]))
@@ -73,11 +73,11 @@ def best_counts(curves: Sequence[Curve], budgets: Floats) -> list[int]:
 
 
 def _affordable(curves: Sequence[Curve], budgets: Floats) -> list[Curve]:
-    """Without the options that are over a budget even when all other sublayers take their cheapest."""
+    """Drop options that exceed a budget even if all other sublayers take their cheapest."""
     least = sum((curve.costs.min(axis=1) for curve in curves), np.zeros(len(budgets)))
     if (least > budgets * (1 + SLACK)).any():
         worst = int(np.argmax(least - budgets))
-        words = f"The budget is {budgets[worst]:.4g}, but the least that can stay costs {least[worst]:.4g}"
+        words = f"The budget is {budgets[worst]:.4g}, but the smallest possible model costs {least[worst]:.4g}"
         more = f"; ask for {least[worst] / budgets[worst]:.3g} times as much." if budgets[worst] > 0 else "."
         raise ConstraintError(words + more)
     left = []
@@ -94,8 +94,8 @@ _APART = "Each budget can be met alone, but no choice was found that meets all o
 
 
 def _solve_many(curves: Sequence[Curve], budgets: Floats) -> list[int]:
-    room = np.where(budgets > 0, budgets, 1.0)  # without a budget only what costs nothing is left
-    shares = [curve.costs / room[:, None] for curve in curves]  # of each budget
+    room = np.where(budgets > 0, budgets, 1.0)  # with a budget of zero only free options are left
+    shares = [curve.costs / room[:, None] for curve in curves]  # cost / budget
     errors = [curve.errors for curve in curves]
     weights = np.full(len(budgets), 1 / len(budgets))
     best: tuple[float, list[int]] | None = None
@@ -107,9 +107,9 @@ def _solve_many(curves: Sequence[Curve], budgets: Floats) -> list[int]:
             error = sum(float(e[i]) for e, i in zip(errors, picks, strict=True))
             if best is None or error < best[0]:
                 best = error, picks
-        weights = weights * np.exp(4 * (spent - 1))  # towards the budgets that are broken
+        weights = weights * np.exp(4 * (spent - 1))  # towards the violated budgets
         weights /= weights.sum()
-    while best is None and tightness > LEAST:  # no weighting met them all: ask for less until one does
+    while best is None and tightness > LEAST:  # no weights met all budgets: tighten them until some do
         tightness *= 0.97
         picks = _knapsack(errors, [weights @ share for share in shares], tightness)
         if (_total(shares, picks) <= 1 + SLACK).all():
@@ -123,13 +123,13 @@ def _solve_many(curves: Sequence[Curve], budgets: Floats) -> list[int]:
 
 
 def _total(shares: Sequence[Floats], picks: Sequence[int]) -> Floats:
-    """[budgets]: what the picks spend of each."""
+    """[budgets]: share of each budget that the picks use."""
     total: Floats = np.sum([share[:, i] for share, i in zip(shares, picks, strict=True)], axis=0)
     return total
 
 
 def _knapsack(errors: Sequence[Floats], costs: Sequence[Floats], budget: float) -> list[int]:
-    """One option per sublayer with the least total error, by dynamic programming over `GRID` cells of cost."""
+    """One option per sublayer with the least total error, by dynamic programming over a grid of costs."""
     cells, per_cell = _grid(costs, budget)
     best = np.zeros(cells + 1)  # least error with at most c cells
     chosen = np.zeros((len(costs), cells + 1), dtype=np.int32)
@@ -143,7 +143,7 @@ def _knapsack(errors: Sequence[Floats], costs: Sequence[Floats], budget: float) 
             new[step:][better] = candidate[better]
             chosen[row, step:][better] = option
         best = new
-    if not np.isfinite(best[cells]):  # rounding up hid the only way; the cheapest options are within the budget
+    if not np.isfinite(best[cells]):  # infeasible only because of rounding: take the cheapest options
         return [int(np.lexsort((error, cost))[0]) for error, cost in zip(errors, costs, strict=True)]
     picks = []
     at = cells
@@ -155,8 +155,8 @@ def _knapsack(errors: Sequence[Floats], costs: Sequence[Floats], budget: float) 
 
 
 def _grid(costs: Sequence[Floats], budget: float) -> tuple[int, float]:
-    """(cells, cost of a cell): the costs' own unit where they have one and it is not too fine."""
-    if budget < np.finfo(np.float64).tiny * GRID:  # only what costs nothing
+    """(cells, cost per cell): the common divisor of integer costs if it is not too fine."""
+    if budget < np.finfo(np.float64).tiny * GRID:  # only free options
         return 0, 1.0
     whole = all((cost == np.round(cost)).all() and (cost < 2**53).all() for cost in costs)
     if whole:
@@ -167,7 +167,7 @@ def _grid(costs: Sequence[Floats], budget: float) -> tuple[int, float]:
 
 
 def _worthwhile(steps: Ints, errors: Floats, cells: int) -> list[int]:
-    """The options that no cheaper one beats."""
+    """The Pareto-optimal options."""
     useful: list[int] = []
     lowest = np.inf
     for option in np.lexsort((errors, steps)):
@@ -178,7 +178,7 @@ def _worthwhile(steps: Ints, errors: Floats, cells: int) -> list[int]:
 
 
 def _fill_in(curves: Sequence[Curve], picks: list[int], budgets: Floats) -> list[int]:
-    """Spend what is left: again and again the step that lowers the error most for its share of the budgets."""
+    """Spend the rest greedily on the step with the best error reduction per share of the budgets."""
     picks = list(picks)
     spent = sum((curve.costs[:, i] for curve, i in zip(curves, picks, strict=True)), np.zeros(len(budgets)))
     room = budgets * (1 + SLACK)

@@ -1,19 +1,19 @@
-"""Cholesky factors of damped matrices: of any finite matrix there is one, after a bounded number of tries."""
+"""Cholesky factors of damped matrices, with more damping where the factorisation fails."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-TRIES = 48  # from 1e-16 of the mean diagonal, ten times more each: far beyond any rounding
+TRIES = 48  # tenfold steps from 1e-16 of the mean diagonal: far beyond any rounding error
 LEAST = torch.finfo(torch.float64).tiny ** 0.5
 
 
 def damped_factor(matrices: Tensor, damp: float) -> Tensor:
-    """The factors of M + penalty I, for M [L, n, n] in float64, damped in place.
+    """Cholesky factors of M + penalty I, for M [L, n, n] in float64, damped in place.
 
-    The penalty is `damp` times the mean diagonal. Where rounding has left a matrix indefinite, or where it is singular
-    and there is no damping, the penalty grows tenfold until the factor exists. Matrices must be finite.
+    The penalty is `damp` times the mean diagonal. Where a matrix is indefinite through rounding, or singular without
+    damping, the penalty grows tenfold until the factorisation succeeds. Matrices must be finite.
     """
     diagonal = matrices.diagonal(dim1=1, dim2=2)  # [L, n], a view
     scale = diagonal.mean(1).clamp_min(LEAST)  # a matrix of zeros still gets a factor
@@ -27,6 +27,6 @@ def damped_factor(matrices: Tensor, damp: float) -> Tensor:
         more *= 10
         factor, failed = torch.linalg.cholesky_ex(matrices)
     else:
-        raise ArithmeticError("a matrix has no Cholesky factor however much it is damped: it is not finite")
+        raise ArithmeticError("a matrix has no Cholesky factor even with damping: it is not finite")
     found: Tensor = factor
     return found

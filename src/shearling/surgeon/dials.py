@@ -1,8 +1,8 @@
-"""One size for all layers: the best setting of a few dials under the budgets, exactly.
+"""Stock shapes: the optimal setting of a few dials under the budgets.
 
-A dial is a curve of errors and costs, summed over the sublayers that share its count. There are few of them, so all
-settings but those of the longest dial are tried; the longest takes the largest count that the budgets leave room for,
-because errors fall with every unit kept.
+A dial is a curve of errors and costs, summed over the sublayers that share its count. There are few dials, so all
+settings of all but the longest are enumerated; the longest takes the largest count within the budgets, because errors
+decrease with the count.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shearling.surgeon.allocate import SLACK, Curve, Floats
 
 
 def turn(curves: Sequence[Curve], budgets: Sequence[float]) -> tuple[list[int], float] | None:
-    """(counts, error) with the least summed error within every budget; None where not even the least fits."""
+    """(counts, error) with the least summed error within every budget; None if there is none."""
     limits = np.asarray(budgets, dtype=np.float64)
     longest = max(range(len(curves)), key=lambda i: len(curves[i].counts))
     others = [curve for i, curve in enumerate(curves) if i != longest]
@@ -25,7 +25,7 @@ def turn(curves: Sequence[Curve], budgets: Sequence[float]) -> tuple[list[int], 
     places = np.full(errors.shape, len(last.counts) - 1)
     for number, limit in enumerate(limits):
         room = limit + SLACK * abs(limit) - _sums([curve.costs[number] for curve in others], shape)
-        rising = np.maximum.accumulate(last.costs[number])  # a measured time may dip; count it as its predecessors
+        rising = np.maximum.accumulate(last.costs[number])  # measured times may not be monotone
         places = np.minimum(places, np.searchsorted(rising, room, side="right") - 1)
     if (places < 0).all():
         return None
@@ -37,7 +37,7 @@ def turn(curves: Sequence[Curve], budgets: Sequence[float]) -> tuple[list[int], 
 
 
 def _sums(values: Sequence[Floats], shape: tuple[int, ...]) -> Floats:
-    """The sum over the dials at every setting of them, in a row."""
+    """The sum over the dials for every setting, flattened."""
     total = np.zeros(shape)
     for axis, value in enumerate(values):
         total = total + value.reshape(-1, *[1] * (len(shape) - axis - 1))

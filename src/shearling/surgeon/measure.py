@@ -1,4 +1,4 @@
-"""Stage 1 of `surgeon`: one forward and one backward over the sample.
+"""Stage 1 of `surgeon`: one forward and one backward pass over the sample.
 
 Per sublayer, A = mean h h^T over real tokens and G = mean g g^T, where g is the gradient of the loss at the output of
 the output projection. Their Kronecker product approximates the Fisher information of that projection.
@@ -27,13 +27,13 @@ from shearling.sample.batch import Batch
 
 @dataclass
 class Curvature:
-    """The two factors for one sublayer, and the projection they belong to."""
+    """The two factors of one sublayer, and its output projection."""
 
     A: Tensor  # [n, n]
     G: Tensor  # [D, D]
     W: Tensor  # [D, n]
     width: int  # columns per unit
-    tokens: float = 0.0  # that A and G are means over
+    tokens: float = 0.0  # number of tokens in the means
 
 
 def measure(
@@ -46,19 +46,19 @@ def measure(
     precision: Precision = "float32",
     progress: Progress = silent,
 ) -> list[Curvature]:
-    """A and G of every sublayer. The loss is sampled from the model itself unless `labels` are to be used.
+    """Compute A and G of every sublayer. Labels are sampled from the model unless `labels` is set.
 
-    power  in A, a token of an example of n tokens counts n ** -power
+    power  in A, tokens of an example of n tokens are weighted by n ** -power
     """
     model, sublayers = structure.model, structure.sublayers
     stacks = [stack for stack in structure.stacks for layer in stack.sublayers for _ in layer]
     host = not _room(structure)
     found = [_empty(s.weight.detach(), s.width, host) for s in sublayers]
     counts = [torch.zeros((), dtype=torch.float64, device=c.A.device) for c in found]
-    totals = [torch.zeros_like(count) for count in counts] if power else counts  # of the weights in A
+    totals = [torch.zeros_like(count) for count in counts] if power else counts  # sums of the weights in A
     batch = batches[0]
     losses: list[Tensor] = []
-    backwards = False  # layers may run again while gradients are computed: nothing is counted twice
+    backwards = False  # recomputed layers call the hooks again in the backward pass, which must not be counted
 
     def on_input(number: int, h: Tensor) -> None:
         if backwards:
@@ -69,7 +69,7 @@ def measure(
         counts[number].add_(len(rows))
         if power:
             weights = stack.weights(batch, shape, power)
-            totals[number].add_(weights.sum().to(totals[number]))  # statistics may lie on the host
+            totals[number].add_(weights.sum().to(totals[number]))  # statistics may be on the host
             rows = scaled(rows, weights.sqrt())
         add_gram_(found[number].A, rows)
 
@@ -79,7 +79,7 @@ def measure(
             rows = flat(gradient, stacks[number].rows(batch, gradient.shape[:2]))
             add_gram_(found[number].G, rows)
 
-        if output.requires_grad and not backwards:  # a sublayer with no unit left gives a constant
+        if output.requires_grad and not backwards:  # a sublayer without units returns a constant
             output.register_hook(on_gradient)
 
     with (
@@ -97,7 +97,7 @@ def measure(
             losses[-1].sum().backward(inputs=leaves)
             backwards = False
             losses[-1] = losses[-1].detach()
-            del outputs  # a language model's logits need not wait for those of the next batch
+            del outputs  # free a language model's logits before the next batch
             leaves.clear()
             progress(done + 1, len(batches))
 
@@ -111,13 +111,13 @@ def measure(
 
 
 def _within_memory(structure: Structure, batches: Sequence[Batch]) -> AbstractContextManager[None]:
-    """Where the insides of all layers would take much of a CPU's memory, they are computed again instead of kept."""
+    """Recompute activations in the backward pass if they would take too much of a CPU's memory."""
     again = device_of(structure.model).type == "cpu" and is_too_much(structure, batches)
     return recomputed(structure) if again else nullcontext()
 
 
 def merged(first: Curvature, second: Curvature) -> Curvature:
-    """The curvature over the tokens of both."""
+    """The curvature over the tokens of both samples."""
     tokens = first.tokens + second.tokens
     share = first.tokens / tokens
     A, G = (a.lerp(b, 1 - share) for a, b in ((first.A, second.A), (first.G, second.G)))
@@ -125,7 +125,7 @@ def merged(first: Curvature, second: Curvature) -> Curvature:
 
 
 def _room(structure: Structure) -> bool:
-    """Whether A and G of all sublayers take less than half of what a GPU has free; else they are summed on the host."""
+    """Whether A and G of all sublayers fit into half of the free GPU memory; else they are accumulated on the host."""
     wanted: dict[torch.device, int] = {}
     for sublayer in structure.sublayers:
         weight = sublayer.weight

@@ -1,4 +1,4 @@
-"""Stage 2 of `surgeon`: in which order a sublayer gives up its units, and what each step costs.
+"""Stage 2 of `surgeon`: the order in which a sublayer's units are removed, and the cost of each removal.
 
 Structured optimal brain surgeon. With B = (A + damp mean(diag A) I)^-1, C = W^T G W and S the columns of a unit,
 removing the unit and refitting all other columns raises the estimated loss by
@@ -9,10 +9,10 @@ and leaves, with R = B_:S B_SS^-1 and F = C_:S - R C_SS / 2,
 
     B <- B - R B_S:        C <- C - R F^T - F R^T
 
-The greedy order follows from taking the cheapest unit again and again. Only the diagonal blocks of B and C decide, so
-whole updates can wait: the last few (R, B_S:, F) are kept in a panel, a row of B or C is corrected by the panel when
-it is needed, and a full panel is worked in with three matrix products. Sublayers of one shape go in one batch, and a
-step asks nothing of the host, so that a GPU can run thousands of them in a row.
+The cheapest unit is removed repeatedly. Costs depend only on the diagonal blocks of B and C, so full updates are
+delayed: the last few (R, B_S:, F) are collected in a panel, rows of B or C are corrected by the panel when they are
+read, and a full panel is applied with three matrix products. Sublayers of one shape are batched, and a step does not
+synchronise with the host, so that a GPU can run thousands of them in a row.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from shearling.surgeon.measure import Curvature
 
 DAMP = 1e-2
 PANEL = 32  # columns
-TOGETHER = {"cpu": 160 * 2**20, "cuda": 2 * 2**30}  # bytes of B for the sublayers that are worked on together
+TOGETHER = {"cpu": 160 * 2**20, "cuda": 2 * 2**30}  # bytes of B per batch of sublayers
 
 
 @dataclass(frozen=True)
 class Order:
-    """One sublayer's way down: `removed[k]` is the k-th unit to go, `error[k]` the loss once k are gone."""
+    """Removal order of one sublayer: `removed[k]` is the k-th unit, `error[k]` the loss after k removals."""
 
     removed: Tensor  # [units], host
     error: Tensor  # [units + 1], host, float64, error[0] = 0
 
     def kept(self, count: int) -> Tensor:
-        """The units that stay when `count` may, ascending."""
+        """The `count` units removed last, ascending."""
         return self.removed[len(self.removed) - count :].sort().values
 
 
 def order(curvatures: Sequence[Curvature], *, damp: float = DAMP, progress: Progress = silent) -> list[Order]:
-    """An order for every sublayer: those of one shape are worked on together, and several processes share them out."""
+    """Order every sublayer; sublayers of one shape are batched, and processes share the work."""
     mine = dealt([c.A.numel() for c in curvatures])
     groups: dict[tuple[object, ...], list[int]] = {}
     for i in mine:
@@ -69,7 +69,7 @@ def order(curvatures: Sequence[Curvature], *, damp: float = DAMP, progress: Prog
 
 
 def _bounded(groups: Iterable[list[int]], curvatures: Sequence[Curvature]) -> Iterator[list[int]]:
-    """The groups in parts that memory has room for."""
+    """Split the groups into batches that fit into memory."""
     for members in groups:
         one = curvatures[members[0]]
         size = max(1, TOGETHER.get(one.W.device.type, TOGETHER["cpu"]) // max(1, 8 * one.A.numel()))
@@ -93,10 +93,10 @@ def _order_batch(batch: Sequence[Curvature], damp: float, progress: Progress) ->
 
 
 class _State:
-    """B and C of L sublayers of one shape, behind a panel of updates that wait.
+    """B and C of L sublayers of one shape, with a panel of delayed updates.
 
-    On a GPU a step is a few dozen tiny kernels that run one after the other, so what can be done for B and C at once
-    is: M stacks both, and the panel keeps R^T, B_S: and F^T of every update in one tensor.
+    On a GPU a step is a few dozen tiny kernels in sequence, so B and C are processed together: M stacks both, and the
+    panel holds R^T, B_S: and F^T of every update in one tensor.
     """
 
     def __init__(self, M: Tensor, width: int) -> None:
@@ -122,22 +122,22 @@ class _State:
                 "The activations, gradients or weights of a sublayer are not finite, so its units cannot be ordered. "
                 "Check the weights; half precision may overflow: try --dtype float32."
             )
-        # A sublayer that never fired still needs an inverse; its columns then cost nothing, as they should.
+        # Damping also makes an all-zero A invertible; its columns then cost zero.
         B = torch.cholesky_inverse(damped_factor(A, damp))
         return _State(torch.stack([B, W.mT @ G @ W], 1), batch[0].width)
 
     def _lay_out(self, names: Tensor) -> None:
-        """Start with an empty panel; `names` [L, units] are the units' numbers in the whole sublayer."""
+        """Reset the panel and the diagonals; `names` [L, units] are the units' indices in the full sublayer."""
         self.names = names
         self.gone = torch.zeros_like(names, dtype=torch.bool)
         self.diagonal_B, self.diagonal_C = (_diagonal_blocks(self.M[:, i], self.width) for i in (0, 1))
         self.panel = self.M.new_zeros(len(names), 3, max(PANEL, self.width), self.M.shape[2])  # R^T, B_S:, F^T
         self.counters[1] = 0
-        # Inverting blocks asks the host whether it went well, so only units of one column can be recorded.
+        # Inverting blocks synchronises with the host, so only units of one column can be recorded.
         self.loop = Loop(self._remove_cheapest, self.M.device if self.width == 1 else torch.device("cpu"))
 
     def remove_panel(self) -> None:
-        """Take out the cheapest units, one after the other, until the panel is full; then work it in."""
+        """Remove the cheapest units one by one until the panel is full, then apply it."""
         steps = min(self.left, self.panel.shape[2] // self.width)
         self.loop.run(steps)
         self.left -= steps
@@ -163,7 +163,7 @@ class _State:
         self._correct_diagonals(*(_by_unit(part, w) for part in (R, rows_B, F)))
 
     def _rows(self, columns: Tensor) -> Tensor:
-        """Rows of B and C as they would be had the panel been worked in; its free rows are zero."""
+        """Rows of B and C corrected by the panel, whose unused rows are zero."""
         count, w = columns.shape
         taken = self.panel.gather(3, columns[:, None, None].expand(-1, *self.panel.shape[1:3], -1))  # [L, 3, p, w]
         weights = (self.mix @ taken.movedim(3, 1)).view(count, 2 * w, -1)  # [L, 2 w, 3 p]
@@ -172,7 +172,7 @@ class _State:
         return corrected.view(count, w, 2, -1)
 
     def _correct_diagonals(self, R: Tensor, B: Tensor, F: Tensor) -> None:
-        """The diagonal blocks after an update, from its blocks [L, units, w, w]."""
+        """Update the diagonal blocks, given the blocks [L, units, w, w] of an update."""
         if self.width == 1:
             self.diagonal_B.addcmul_(R, B, value=-1)
             self.diagonal_C.addcmul_(R, F, value=-2)
@@ -189,7 +189,7 @@ class _State:
         self.counters[1] = 0
 
     def _compact(self) -> None:
-        """Half the units are gone: go on with matrices of half the size."""
+        """Half the units are removed: drop their rows and columns."""
         stay = (~self.gone).nonzero()[:, 1].view(len(self.M), -1)  # [L, left]
         columns = (stay[:, :, None] * self.width + self.inside).flatten(1)
         at = self.layers[:, None, None]
@@ -216,7 +216,7 @@ def _take(rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _traces(C: Tensor, B: Tensor) -> Tensor:
-    """tr(C_SS B_SS^-1) of every unit; a removed unit's B block is singular and its score is not used."""
+    """tr(C_SS B_SS^-1) of every unit; B blocks of removed units are singular, and their scores are not used."""
     if B.shape[-1] == 1:
         scores: Tensor = C / B
         return scores[..., 0, 0]

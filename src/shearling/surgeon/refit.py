@@ -1,10 +1,10 @@
-"""Stage 4 of `surgeon`: fit what is left of each output projection to what the teacher would have put out.
+"""Stage 4 of `surgeon`: refit the kept columns of each output projection to the teacher.
 
     min  || h W'^T + b' - y ||^2  +  lambda ( || W' - W ||^2 + || b' - b ||^2 )
 
 over the kept columns, with lambda a share of the mean diagonal of the Gram matrix. The projection is dense anyway, so
-this costs nothing at inference. One example in eight is kept out of the fit to judge it: a sublayer whose fit does not
-carry over keeps its original weights, and the result says so.
+this costs nothing at inference. One example in eight is held out: a sublayer whose fit does not lower the error on
+those keeps its original weights, and the result says so.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Fit:
 
 
 def refit(weight: Tensor, bias: Tensor | None, fit: Moments, held_out: Moments, *, ridge: float = RIDGE) -> Fit:
-    """The better, on the examples held out, of the ridge fit and the weights as they are."""
+    """Returns the ridge fit, or the original weights if these are better on the held-out examples."""
     guarded = float(held_out.count) > 0
     judge = held_out if guarded else fit
     before = judge.error(weight, bias)
@@ -54,7 +54,7 @@ def solve_ridge(weight: Tensor, bias: Tensor | None, moments: Moments, ridge: fl
     if not len(gram):
         return weight, bias
     rest = cross - gram @ old
-    if not rest.isfinite().all():  # the sums have overflowed: the weights stay as they are
+    if not rest.isfinite().all():  # the sums overflowed: keep the weights
         return weight, bias
     factor = damped_factor(gram[None].clone(), ridge)[0]
     new = (old + torch.cholesky_solve(rest, factor)).to(weight.dtype)

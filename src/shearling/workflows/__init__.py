@@ -1,1 +1,1 @@
-"""What the public functions and the commands do with texts, files and ids."""
+"""The public functions and commands: from texts, files and ids to results."""

@@ -1,4 +1,4 @@
-"""`shearling.compare`: two models on the same data, side by side."""
+"""`shearling.compare`: compare two models on the same data."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from shearling.errors import InputError
 from shearling.evaluation.compare import Comparison, Side
 from shearling.evaluation.compare import compare as compare_sides
 from shearling.pipeline import Pruned
-from shearling.workflows.given import model_in
+from shearling.workflows.arguments import model_in
 from shearling.workflows.progress import READING, ProgressLike, quiet, step, watching
 from shearling.workflows.source import Source, exam_of, open_source, rows_of, text_columns_of
 
 if TYPE_CHECKING:
-    from shearling.workflows.given import Data
+    from shearling.workflows.arguments import Data
 
 BATCH_SIZE = 32
 STAGES = READING | {"model 1": 50.0, "model 2": 35.0, "time": 5.0}
@@ -47,14 +47,14 @@ def compare(
 
     >>> shearling.compare("my-model", pruned, "dev.jsonl")  # doctest: +SKIP
 
-    first, second  what `shearling.evaluate` takes as a model
-    data        examples: a file name, texts, pairs, a `datasets.Dataset`, a list of dicts. Scores need labels, the rest
-                does not. By default the task's own dev set
-    tokenizer   of both; by default each model's own
-    index       retrieval: `dense` has the first model embed the passages for both
-    batch_size  examples at a time, also where the models are timed
+    first, second  models, as in `shearling.evaluate`
+    data        examples: a file name, texts, pairs, a `datasets.Dataset`, a list of dicts; only scores need labels.
+                Default: the task's own dev set
+    tokenizer   of both models; default: each model's own
+    index       retrieval: with `dense` the first model embeds the passages for both
+    batch_size  for scoring and timing
 
-    All others are those of `shearling.evaluate`.
+    The others are those of `shearling.evaluate`.
     """
     source = Source(
         first, data, task, text_columns, label_column, max_length, batch_size, device=device,
@@ -66,15 +66,15 @@ def compare(
 
 
 def compare_sources(source: Source, second: Any, *, limit: int | None = None, watcher: Watcher = quiet) -> Comparison:
-    """Compare the model of a source with another one, on the data of the source."""
+    """Compare the model of a source with a second one, on the data of the source."""
     if source.index not in (None, "dense"):
-        raise InputError(f"--index {source.index} is not known here; `dense` has the first embed the passages for both")
+        raise InputError(f"--index {source.index} is not known here; with `dense` the first model embeds the passages")
     watcher("load", 0, 2)
     names, opened = [], []
     for number, model in enumerate((source.model, second), start=1):
         pruned = isinstance(model, Pruned)
         one = replace(source, model=model_in(model))
-        names.append("pruned" if pruned else one.name or type(model).__name__)  # a model in memory goes by its origin
+        names.append("pruned" if pruned else one.name or type(model).__name__)
         opened.append(open_source(one))
         watcher("load", number, 2)
     given = (source.model, second)

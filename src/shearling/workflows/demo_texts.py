@@ -1,4 +1,4 @@
-"""The demo's texts, from Python's documentation: a search from the first sentence of a paragraph to its rest."""
+"""The demo's texts from Python's documentation: the first sentence of a paragraph is the query for its rest."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 from shearling.errors import InputError
 
 HELD_OUT = 256  # paragraphs to search through
-LEAST_WORDS = 12  # of the rest of a paragraph that is searched for
+LEAST_WORDS = 12  # of a passage
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Sentences to calibrate on, and a search that shares no sentence with them: queries[i] asks for passages[i]."""
+    """Sentences for the sample, and a retrieval task without them: passages[i] is relevant to queries[i]."""
 
     sample: list[str]
     queries: list[str]
@@ -23,9 +23,9 @@ class Texts:
 
 
 def texts(*, samples: int, seed: int) -> Texts:
-    """Hold out some paragraphs, and draw the sample from the sentences of all others."""
+    """Hold out some paragraphs, and draw the sample from the sentences of the others."""
     paragraphs = read_paragraphs()
-    openings: dict[str, str] = {}  # the same paragraph may be in several topics
+    openings: dict[str, str] = {}  # first sentence by the rest; paragraphs may be repeated
     for first, *rest in paragraphs:
         if is_prose(first) and len(" ".join(rest).split()) >= LEAST_WORDS and any(map(is_prose, rest)):
             openings.setdefault(" ".join(rest), first)
@@ -42,7 +42,7 @@ def texts(*, samples: int, seed: int) -> Texts:
 
 
 def read_paragraphs() -> list[list[str]]:
-    """The paragraphs of the topics of `pydoc_data`, each as its sentences, in a fixed order."""
+    """The paragraphs of `pydoc_data.topics`, split into sentences, in a fixed order."""
     try:
         from pydoc_data.topics import topics
     except ImportError:
@@ -56,7 +56,7 @@ def read_paragraphs() -> list[list[str]]:
 
 
 def is_prose(text: str) -> bool:
-    """Whether this is an English sentence; code and grammar are not."""
+    """Whether this is an English sentence, not code or grammar."""
     letters = sum(c.isalpha() or c == " " for c in text)
     return (
         6 <= len(text.split()) <= 60

@@ -1,4 +1,4 @@
-"""Score a model, dense or pruned, on labelled data; and write the score into a checkpoint's record."""
+"""`shearling.evaluate`: score a model on labelled data, optionally adding the score to a checkpoint's record."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from shearling.checkpoint.record import add_evaluation, base_of
 from shearling.engine.progress import Watcher
 from shearling.errors import DataError, ShearlingError
 from shearling.evaluation.exam import Evaluation
-from shearling.workflows.given import model_in
+from shearling.workflows.arguments import model_in
 from shearling.workflows.progress import READING, ProgressLike, quiet, step, watching
 from shearling.workflows.source import Loaded, Source, exam_of, open_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from shearling.workflows.given import Data
+    from shearling.workflows.arguments import Data
 
 _log = logging.getLogger(__name__)
 STAGES = READING | {"evaluate": 90.0}
-SAME_SCORE = 0.01  # points; one model's scores on the same rows differ by less, whatever the batches
+SAME_SCORE = 0.01  # points; tolerance for the same model and rows with other batches
 
 
 def evaluate(
@@ -52,22 +52,22 @@ def evaluate(
 ) -> Evaluation:
     """Score a model, dense or pruned, on labelled data.
 
-    model       what `shearling.prune` takes as a model, or gave
-    data        labelled rows: a file name, a `datasets.Dataset`, or a list of dicts; by default the task's own dev set
-    tokenizer   by default the one that lies beside the model
-    task        sst2, mnli, squad, ... or classification, sts, retrieval, ...; by default what the head is for
-    metric      one of the task's others, such as r@1
-    index       retrieval: who embeds the passages; `dense`, or a directory. By default the model scored
-    pooling     of an embedding model whose files do not say it: mean, cls, last, max, weighted_mean
-    prefix      of an encoder-decoder's sources, such as "summarize: "; by default that of its configuration
-    text_columns, label_column  where the texts and labels are, if the task does not tell
-    limit       score on the first `limit` rows only
-    max_length  cut texts to this many tokens
-    batch_size  examples at a time; by default what suits the device
+    model       a model as in `shearling.prune`, or its result
+    data        labelled rows: a file name, a `datasets.Dataset`, or a list of dicts; default: the task's own dev set
+    tokenizer   default: the model's own
+    task        sst2, mnli, squad, ... or classification, sts, retrieval, ...; default: by the model's head
+    metric      another metric of the task, such as r@1
+    index       retrieval: the model that embeds the passages: `dense`, or a directory; default: the scored model
+    pooling     of an embedding model whose files do not have it: mean, cls, last, max, weighted_mean
+    prefix      of an encoder-decoder's sources, such as "summarize: "; default: that of its configuration
+    text_columns, label_column  names of the columns, if the task's defaults do not match
+    limit       score only the first `limit` rows
+    max_length  truncate texts to this many tokens
+    batch_size  default: suited to the device
     device, dtype  for a model that is loaded by name: auto, cpu, cuda; float32, bfloat16, float16
-    compile     run the model through torch.compile
-    trust_remote_code  run code that the model brings along
-    progress    True, False, or a function called with (stage, done, total)
+    compile     use torch.compile
+    trust_remote_code  run custom code of the model
+    progress    True, False, or a callback (stage, done, total)
     """
     source = Source(
         model_in(model), data, task, text_columns, label_column, max_length, batch_size, device=device, dtype=dtype,
@@ -89,14 +89,14 @@ def evaluate_source(
 
 
 def _dense(source: Source, loaded: Loaded) -> PreTrainedModel | None:
-    """What a checkpoint was pruned from, where its record says where that is: for encoder-decoders, and as an index."""
+    """The dense model of a checkpoint if needed (for encoder-decoders, and as an index) and known."""
     if loaded.task.kind != "seq2seq" and source.index != "dense":
         return None
     base = base_of(Path(source.name)) if source.name else None
     if base is None and source.index == "dense":
         raise DataError(
-            f"--index dense needs the model that {source.name} was pruned from, and its record does not say where "
-            "that is now; give its directory instead: --index DIRECTORY"
+            f"--index dense needs the model that {source.name} was pruned from, which its record does not lead to; "
+            "give its directory instead: --index DIRECTORY"
         )
     return None if base is None else load_model(base, **source.loading)
 
@@ -104,17 +104,17 @@ def _dense(source: Source, loaded: Loaded) -> PreTrainedModel | None:
 def record_evaluation(
     source: Source, *, limit: int | None = None, compiled: bool = False, watcher: Watcher = quiet
 ) -> Evaluation:
-    """Score a checkpoint and write that into its record and card, beside the dense model's score.
+    """Score a checkpoint and add the score to its record and card, with the dense model's score.
 
-    The latter is taken from the record where it is there, else from the dense model where it lies on this machine.
+    The latter is read from the record, or else measured if the dense model is on this machine.
     """
     folder = Path(source.model)
-    record = read_record(folder)  # before the work: is it a checkpoint of ours?
+    record = read_record(folder)  # raises early if it is not a checkpoint
     base = base_of(folder)
     result = evaluate_source(source, limit=limit, compiled=compiled, watcher=watcher)
     dense = known_dense(record, result.to_json())
     if dense is None and base is not None:
-        add_evaluation(folder, result.to_json())  # whatever becomes of the other
+        add_evaluation(folder, result.to_json())  # also if scoring the dense model fails
         try:
             original = replace(source, model=base, index=None if source.index == "dense" else source.index)
             dense = evaluate_source(original, limit=limit, compiled=compiled, watcher=watcher).value
@@ -126,7 +126,7 @@ def record_evaluation(
 
 
 def known_dense(record: dict[str, Any], score: dict[str, Any]) -> float | None:
-    """What a record says the dense model scored on the rows of `score`, where the pruned one's score agrees too."""
+    """The dense model's score on the same rows from a record, if the pruned model's score matches too."""
     same = ("task", "metric", "examples", "rows")
     for entry in record.get("evaluations") or []:
         dense = entry.get("dense")

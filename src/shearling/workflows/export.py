@@ -1,4 +1,4 @@
-"""`shearling.export` and the command: a model becomes a checked file for another engine, or nothing."""
+"""`shearling.export`: write a model for another engine, checked against PyTorch."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from shearling.workflows.source import rows_of, text_columns_of
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-    from shearling.workflows.given import Data
+    from shearling.workflows.arguments import Data
 
 STAGES = {"load": 20.0, "export": 50.0, "check": 15.0, "time": 15.0}
 QUANTISE = ("dynamic", "static")
-CALIBRATED = {"int8-static": CALIBRATION, "q4_0": EXAMPLES}  # examples, where there is data
+CALIBRATED = {"int8-static": CALIBRATION, "q4_0": EXAMPLES}  # number of calibration examples
 
 
 def export(
@@ -66,20 +66,20 @@ def export(
 
     >>> shearling.export("my-model-50", "my-model-50.onnx", int8=True)  # doctest: +SKIP
 
-    model       a directory or Hub id, or what `shearling.prune` gave
-    out         the file to write; for onnx also a directory, laid out for servers
+    model       a directory or Hub id, or the result of `shearling.prune`
+    out         output file; for onnx also a directory with the layout for servers
     format      "onnx", "torch", "openvino", "gguf" or "ctranslate2"
     fp16        half precision
     int8        8-bit integers; gguf: q8_0
-    quantise    how int8 finds the ranges of activations: "dynamic" (in each batch) or "static" (calibrated on `data`)
+    quantise    int8 activation ranges: "dynamic" (per batch) or "static" (calibrated on `data`)
     dtype       gguf: "f16", "q8_0" or "q4_0"
-    data        examples to check the file with, and to calibrate on: texts, pairs, a file name, a data set
-    task        how to read the data, such as sst2; by default what the head is for
-    eval        labelled rows: the dense model, this one and the file are scored on them
-    dense       a model to compare size and latency with; by default the one that this was pruned from
-    trust_remote_code  run code that the model brings along
+    data        examples for the check and calibration: texts, pairs, a file name, a data set
+    task        task of the data, such as sst2; default: by the model's head
+    eval        labelled rows on which the dense model, this one and the file are scored
+    dense       a model to compare size and latency with; default: the one that this was pruned from
+    trust_remote_code  run custom code of the model
     force       replace `out` if it exists
-    progress    True, False, or a function called with (stage, done, total)
+    progress    True, False, or a callback (stage, done, total)
     """
     precision = precision_of(fp16=fp16, int8=int8, quantise=quantise, dtype=dtype)
     options: dict[str, Any] = {
@@ -91,7 +91,7 @@ def export(
             return export_model(str(model), Path(out), **options, watcher=watcher)
         if not isinstance(model, Pruned):
             raise ModelError(
-                f"export takes a directory, a Hub id, or what shearling.prune gave, not a {type(model).__name__}; "
+                f"export takes a directory, a Hub id, or the result of shearling.prune, not a {type(model).__name__}; "
                 "save this model first."
             )
         with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +101,7 @@ def export(
 
 
 def precision_of(*, fp16: bool, int8: bool, quantise: str | None, dtype: str | None) -> str | None:
-    """The one precision that was asked for; None is the format's own."""
+    """The requested precision; None is the format's default."""
     if quantise is not None and quantise not in QUANTISE:
         raise InputError(f"--quantise {quantise} is not known; there are dynamic and static.")
     asked = {"--fp16": fp16, "--int8": int8 or quantise is not None, "--dtype": dtype is not None}
@@ -115,7 +115,7 @@ def precision_of(*, fp16: bool, int8: bool, quantise: str | None, dtype: str | N
 
 @dataclass
 class Wanted:
-    """One model and what it is exported with; read once, used for the model and for the dense one beside it."""
+    """The options and inputs of an export, used for the model and for the dense model it is compared with."""
 
     name: str
     kind: Format
@@ -128,19 +128,19 @@ class Wanted:
     calibration: list[Inputs] = field(default_factory=list)
 
     def load(self, name: str) -> PreTrainedModel:
-        """A model in float32 on the CPU."""
+        """Load a model in float32 on the CPU."""
         return load_model(name, device="cpu", dtype="float32", trust_remote_code=self.trust_remote_code)
 
     def read(self, model: PreTrainedModel) -> None:
-        """The tokenizer, batches to check with, and batches to calibrate on."""
-        with suppress(ModelError):  # a model of pictures, or a directory of weights alone
+        """Load the tokenizer, and prepare the batches for the check and calibration."""
+        with suppress(ModelError):  # image models, directories without a tokenizer
             self.tokenizer = load_tokenizer(self.name, trust_remote_code=self.trust_remote_code)
         part = self.kind.part(model)
         if self.data is None:
             self.batches = self.calibration = inputs_from_tokenizer(part, self.tokenizer)
             return
         reader: Any = self.tokenizer
-        if reader is None or part.main_input_name != "input_ids":  # texts may have pictures beside them
+        if reader is None or part.main_input_name != "input_ids":  # images
             reader = load_reader(self.name, part, trust_remote_code=self.trust_remote_code)
         task = task_of(model, self.task)
         read = partial(
@@ -151,16 +151,16 @@ class Wanted:
             self.calibration = read(samples=CALIBRATED[self.precision], seed=1)
 
     def write(self, model: PreTrainedModel, path: Path, *, only_timed: bool = False) -> tuple[Runner, list[str]]:
-        """The file, opened again, and the names of its outputs; one that is only timed needs no good numbers."""
+        """Write the file and open it; returns its runner and output names. If only timed, calibration is minimal."""
         part = self.kind.part(model)
         outputs = list(reference(part, self.batches[:1])[0])
         path.parent.mkdir(parents=True, exist_ok=True)
         calibration = self.calibration[:1] if only_timed else self.calibration
         if self.precision == "q4_0" and (only_timed or self.data is None):
-            calibration = []  # plain rounding
+            calibration = []  # round to nearest
         job = Job(part, self.batches[0], outputs, path, self.precision, calibration, self.tokenizer, self.name)
-        # torch loses a KeyboardInterrupt in the callbacks of its weak references, and aborts on one between its
-        # dispatch modes: the first Ctrl-C waits until the graphs are written, read and gone, the second does not.
+        # torch swallows a KeyboardInterrupt in weakref callbacks, and may abort on one between dispatch modes: the
+        # first Ctrl-C is delayed until the graphs are written, loaded and freed, the second is not.
         with signals_held(most=1):
             self.kind.write(job)
             runner = self.kind.open_runner(path)
@@ -169,15 +169,15 @@ class Wanted:
 
 
 class FileModel(nn.Module):
-    """A file in the place of the model, to be scored like it."""
+    """A module that runs the exported file, to be scored like the model."""
 
     def __init__(self, model: PreTrainedModel, run: Runner) -> None:
         super().__init__()
         self.config, self.run = model.config, run
-        self.place = nn.Parameter(torch.empty(0), requires_grad=False)  # tells the device
+        self.place = nn.Parameter(torch.empty(0), requires_grad=False)  # for `device_of`
 
     def forward(self, **inputs: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What the file gives."""
+        """Run the file."""
         return {name: torch.from_numpy(values) for name, values in self.run(inputs).items()}
 
 
@@ -196,12 +196,12 @@ def export_model(
     trust_remote_code: bool = False,
     watcher: Watcher = quiet,
 ) -> Exported:
-    """Write the model as a file, checked against PyTorch on real inputs first; a failed check leaves nothing.
+    """Write the model as a file and check it against PyTorch; a failed check leaves nothing behind.
 
-    precision  float32, float16, int8 (or int8-static, int8-dynamic), q8_0, q4_0; by default the format's first
-    data       examples to check with, and to calibrate static quantisation and q4_0 on
-    eval       labelled rows: dense, model and file are scored on them
-    dense      a model to compare size and latency with; by default the one that the record names
+    precision  float32, float16, int8 (or int8-static, int8-dynamic), q8_0, q4_0; default: the format's first
+    data       examples for the check, and for calibrating static quantisation and q4_0
+    eval       labelled rows on which dense, model and file are scored
+    dense      a model to compare size and latency with; default: the one in the record
     """
     kind = find_format(format)
     wanted = Wanted(name, kind, kind.precision(precision), data, task, trust_remote_code)
@@ -261,20 +261,22 @@ def export_model(
 
 def _exam(wanted: Wanted, model: PreTrainedModel, rows: Data) -> Exam:
     if wanted.kind.part(model) is not model:
-        raise InputError(f"--eval scores what {wanted.kind.name} writes, and that is the encoder without its head.")
+        raise InputError(f"--eval cannot score {wanted.kind.name}: it writes only the encoder, without its head.")
     if wanted.tokenizer is None:
-        raise InputError("--eval needs the tokenizer of the model, and none was found beside it.")
+        raise InputError("--eval needs the tokenizer of the model, which was not found.")
     task = task_of(model, wanted.task)
     return make_exam(model, wanted.tokenizer, rows_of(rows, task, split="dev"), task)
 
 
 def _notes(wanted: Wanted) -> list[str]:
     if wanted.precision == "int8-static" and wanted.data is None:
-        return ["Calibrated on a few sentences that come with shearling; give --data for ranges of your own texts."]
+        return ["Calibrated on a few built-in sentences; give --data to calibrate on your own texts."]
     if wanted.precision == "q4_0":
         if wanted.data is None:
-            return ["Every weight went to its nearest value; with --data, rounding follows the inputs of each layer."]
-        return ["Rounded by the inputs of each layer on --data."]
+            return [
+                "Weights were rounded to nearest; with --data, rounding takes the inputs of each layer into account."
+            ]
+        return ["Rounding took the inputs of each layer on --data into account."]
     return []
 
 

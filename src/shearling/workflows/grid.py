@@ -1,4 +1,4 @@
-"""What a sweep tries, and the trying: measure once, prune and score many times."""
+"""The grid of a sweep, and running it: measure once, prune and score many times."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from shearling.workflows.progress import quiet
 from shearling.workflows.source import Loaded, Source, draw
 
 N = TypeVar("N", int, float)
-SEEDS = 2**63  # what torch takes
-RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)  # of FLOPs, where no budget is given
+SEEDS = 2**63  # bound of torch's seeds
+RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)  # default budgets, of FLOPs
 Key = tuple[str, tuple[tuple[str, float], ...], int]  # method, constraint, seed
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Methods by name, budgets as constraints such as {"flops": 0.5}, and the seeds that draw the sample."""
+    """Methods by name, budgets such as {"flops": 0.5}, and seeds of the sample."""
 
     methods: Mapping[str, Method]
     budgets: Sequence[Mapping[str, float]]
@@ -36,19 +36,19 @@ class Grid:
     shape: Shape = "uneven"
 
     def __post_init__(self) -> None:
-        """Complain before any work is done."""
+        """Validate before any work is done."""
         for name, values in (("methods", self.methods), ("budgets", self.targets), ("seeds", self.seeds)):
             if not values:
                 raise InputError(f"The sweep has no {name}; give at least one.")
         for seed in self.seeds:
             if not 0 <= seed < SEEDS:
-                raise InputError(f"--seeds takes numbers from 0 on, below 2^63; {seed} is none.")
+                raise InputError(f"--seeds takes numbers from 0 to 2^63 - 1, not {seed}.")
         if self.table is None and any("latency" in budget for budget in self.budgets):
             raise ConstraintError("A sweep over --latency needs a --table; make it with `shearling profile`.")
 
     @cached_property
     def targets(self) -> list[Target]:
-        """One for each budget, checked; the latency table is read once for all of them."""
+        """A validated target per budget; they share the latency table."""
         how: dict[str, Any] = {"table": self.table, "multiple_of": self.multiple_of, "shape": self.shape}
         found: list[Target] = []
         for budget in self.budgets:
@@ -57,7 +57,7 @@ class Grid:
         return found
 
     def points(self) -> list[Key]:
-        """Every point, in the order they are tried."""
+        """All points, in order of execution."""
         return [key(m, b, s) for s in self.seeds for m in self.methods for b in self.budgets]
 
 
@@ -69,7 +69,7 @@ def grid_of(
     shape: Shape = "uneven",
     **budgets: str | None,
 ) -> Grid:
-    """The grid that comma-separated words ask for; `budgets` by kind."""
+    """Parse a grid from comma-separated options; `budgets` by kind."""
     given = {
         kind: [_number(word, float, f"--{kind}") for word in _words(values)]
         for kind, values in budgets.items()
@@ -86,9 +86,9 @@ def grid_of(
 
 
 def budgets_of(given: Mapping[str, Sequence[float]]) -> list[dict[str, float]]:
-    """The budgets of a sweep, from ratios by kind; one kind at a time."""
+    """The budgets of a sweep from ratios by kind; only one kind is allowed."""
     if len(given) > 1:
-        raise InputError(f"Sweep over one kind of budget at a time, not over {' and '.join(given)} at once.")
+        raise InputError(f"A sweep takes one kind of budget, not {' and '.join(given)} together.")
     kind, ratios = next(iter(given.items()), ("flops", RATIOS))
     return [{kind: ratio} for ratio in dict.fromkeys(ratios)]
 
@@ -101,12 +101,12 @@ def _number(word: str, kind: Callable[[str], N], option: str) -> N:
     try:
         return kind(word)
     except ValueError:
-        raise InputError(f"{option} takes numbers, comma-separated; '{word}' is none.") from None
+        raise InputError(f"{option} takes numbers, comma-separated; '{word}' is not a number.") from None
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One point: a pruned model and its score, or why there is none."""
+    """One point: a pruned model and its score, or the reason why there is none."""
 
     method: str
     constraint: Mapping[str, float]
@@ -117,12 +117,12 @@ class Outcome:
 
     @property
     def key(self) -> Key:
-        """What identifies this point."""
+        """The identity of this point."""
         return key(self.method, self.constraint, self.seed)
 
 
 def key(method: str, constraint: Mapping[str, float], seed: int) -> Key:
-    """What identifies a point of a sweep."""
+    """The identity of a point of a sweep."""
     return method, tuple(sorted(constraint.items())), seed
 
 
@@ -135,7 +135,7 @@ def outcomes(
     done: Collection[Key] = (),
     watcher: Watcher = quiet,
 ) -> Iterator[Outcome]:
-    """Every point that is not `done` yet; a method and seed that need no point are not measured either."""
+    """Run every point that is not `done`; measures only for methods and seeds with points to run."""
     total = len(grid.points())
     count = sum(one in done for one in grid.points())
     for seed in grid.seeds:
@@ -148,14 +148,15 @@ def outcomes(
             if seed != source.seed:
                 examples = draw(here, loaded, method).examples
             plan = measure(
-                loaded.model, examples, **here.sampling, method=method, watcher=watcher, notes=loaded.notes
+                loaded.model, examples, samples=here.samples, seed=seed, length=here.length, method=method,
+                watcher=watcher, notes=loaded.notes,
             )  # fmt: skip
             for budget, target in wanted:
                 watcher("sweep", count, total)
                 point = Outcome(name, budget, seed)
                 try:
                     pruned = plan.meet(target)
-                except ConstraintError as error:  # this budget cannot be met; the others may
+                except ConstraintError as error:  # other budgets may still be met
                     yield replace(point, problem=str(error))
                 else:
                     score = exam.take(pruned.model, progress=partial(watcher, "evaluate"))

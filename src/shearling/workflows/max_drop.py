@@ -1,4 +1,4 @@
-"""The smallest budget that loses no more than so many points: bisection over one measurement."""
+"""`max_drop`: the smallest budget within an allowed loss of the score, by bisection over one measurement."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from shearling.target import Target
 from shearling.workflows.progress import SCORED, quiet
 from shearling.workflows.pruning import with_scores
 
-STEP = 0.01  # budgets are tried in hundredths
-BY = "flops"  # what is searched for, unless asked otherwise
-HIGHEST = (0.95, 0.99)  # tried in turn where nothing smaller will do
-TRIES = 7  # what bisection in hundredths takes, about
+STEP = 0.01  # resolution of the budgets
+BY = "flops"  # default kind of budget
+HIGHEST = (0.95, 0.99)  # tried if no smaller budget is allowed
+TRIES = 7  # approximate number of bisection steps
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One budget that was tried: the metric, what it lost against dense, and whether that is allowed."""
+    """One budget that was tried: the score, its loss against dense, and whether that is allowed."""
 
     budget: float
     value: float | None
@@ -38,17 +38,17 @@ class Tried:
 
 @dataclass(frozen=True)
 class Drop:
-    """The most that may be lost.
+    """The allowed loss.
 
-    points  of the metric (a perplexity may rise by as much)
-    by      what the budget is a ratio of
+    points  of the metric (maximum increase for perplexity)
+    by      kind of budget
     """
 
     points: float
     by: str = BY
 
     def checked(self, target: Target) -> Target:
-        """The largest budget to try. Complains before any work: the target may say how to prune, but not how far."""
+        """Returns a validated target with the largest budget to try; raises if `target` has a budget of its own."""
         if not self.points >= 0:
             raise ConstraintError(f"--max-drop {self.points:g} makes no sense; 1.0 allows a loss of one point.")
         if self.by not in KINDS:
@@ -63,7 +63,7 @@ class Drop:
         return self._aim(target, HIGHEST[0]).checked()
 
     def meet(self, plan: Plan, target: Target, exam: Exam, watcher: Watcher = quiet) -> Pruned:
-        """The smallest model found that stays within the drop; its report lists every budget tried."""
+        """Returns the smallest model found within the allowed loss; its report lists every budget tried."""
         dense = exam.take(plan.structure.model, progress=partial(watcher, SCORED[0]))
         watcher("max-drop", 0, TRIES)
         tries = itertools.count(1)
@@ -71,11 +71,11 @@ class Drop:
         def attempt(budget: float) -> tuple[tuple[Pruned, Evaluation] | None, Tried]:
             try:
                 pruned = plan.meet(self._aim(target, budget))
-            except ConstraintError as error:  # too small to be met at all
+            except ConstraintError as error:  # infeasible
                 return None, Tried(budget, None, None, False, str(error))
             score = exam.take(pruned.model, progress=partial(watcher, "evaluate"))
             watcher("max-drop", min(next(tries), TRIES), TRIES)
-            lost = gain(dense.metric, score.value, dense.value)  # what dense has won over it
+            lost = gain(dense.metric, score.value, dense.value)
             return (pruned, score), Tried(budget, score.value, lost, lost <= self.points + 1e-9)
 
         found, tried = smallest(attempt)
@@ -89,8 +89,7 @@ class Drop:
             "drop": chosen.drop, "examples": dense.examples, "tried": [asdict(t) for t in tried],
         }  # fmt: skip
         pruned = with_scores(pruned, exam, dense, score)
-        report = replace(pruned.report, extra=pruned.report.extra | {"max_drop": facts})
-        return replace(pruned, report=report)
+        return replace(pruned, report=replace(pruned.report, max_drop=facts))
 
     def _aim(self, target: Target, budget: float) -> Target:
         wanted: dict[str, Any] = {self.by: budget}
@@ -98,10 +97,9 @@ class Drop:
 
 
 def smallest(attempt: Callable[[float], tuple[T | None, Tried]]) -> tuple[T | None, list[Tried]]:
-    """Bisect over the budgets; what is returned was tried and allowed, whatever shape the curve has.
+    """Bisect over the budgets; the result was tried and is allowed.
 
-    Losses need not grow with every unit removed. Where they do not, bisection may miss a smaller budget, but it
-    never takes one that loses too much.
+    If the loss is not monotone, bisection may miss a smaller budget, but never returns one that loses too much.
     """
     best: T | None = None
     tried: list[Tried] = []
@@ -114,7 +112,7 @@ def smallest(attempt: Callable[[float], tuple[T | None, Tried]]) -> tuple[T | No
             best = result
         return told.allowed
 
-    low, high = 0, round(HIGHEST[0] / STEP)  # in steps: `low` is too small, `high` may do
+    low, high = 0, round(HIGHEST[0] / STEP)  # in steps: `low` is too small, `high` may be allowed
     while high - low > 1:
         middle = (low + high) // 2
         if allowed(round(middle * STEP, 6)):
@@ -127,7 +125,7 @@ def smallest(attempt: Callable[[float], tuple[T | None, Tried]]) -> tuple[T | No
 
 
 def drop_of(points: float | None, by: str = BY) -> Drop | None:
-    """What may be lost, where that was asked; how the budget is counted makes no sense without it."""
+    """The allowed loss from the options; `by` is only valid with `points`."""
     if points is None:
         if by != BY:
             raise InputError("--by is of use with --max-drop only, such as --max-drop 1.0.")
@@ -136,7 +134,7 @@ def drop_of(points: float | None, by: str = BY) -> Drop | None:
 
 
 def describe_drop(found: dict[str, Any]) -> str:
-    """What was tried, in words."""
+    """The budgets tried, as text."""
     lines = [f"  {found['metric']} of dense {found['dense']:.2f}, allowed to lose {found['allowed']:g}; tried:"]
     for tried in found["tried"]:
         value = tried["value"]

@@ -1,4 +1,4 @@
-"""A method from words: its name, the flags of the command line, and `name=value` settings of any method."""
+"""Create a method from command-line options: its name, flags, and `name=value` settings."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from shearling.methods import METHODS, Method, configured
 
 
 def method_from(name: str, flags: Mapping[str, Any], assigned: Sequence[str] = ()) -> Method:
-    """A method by its name.
+    """Create a method by name.
 
-    flags     options that belong to some methods; those of other methods must be at their defaults
-    assigned  settings such as `damp=0.02` or `refit=false`, whatever the method calls them
+    flags     options of some methods; those of other methods must have their default values
+    assigned  settings such as `damp=0.02` or `refit=false`
     """
     given = dict(map(_assignment, assigned))
     if name in METHODS:
@@ -35,7 +35,7 @@ def _assignment(text: str) -> tuple[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """A number, true or false, none, or else the words themselves."""
+    """Parse a number, true, false or none; other text is kept."""
     words = {"true": True, "false": False, "none": None}
     if text.lower() in words:
         return words[text.lower()]

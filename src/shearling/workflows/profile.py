@@ -1,4 +1,4 @@
-"""`shearling.profile` and the command: a model, or a directory, in; a latency table, or its file, out."""
+"""`shearling.profile`: measure the latency table of a model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shearling.latency.profile import BUDGET
 from shearling.latency.profile import profile as profile_model
 from shearling.latency.table import Table
 from shearling.report.charts import check_picture, plot
-from shearling.workflows.given import model_in, renamed
+from shearling.workflows.arguments import model_in, renamed
 from shearling.workflows.progress import ProgressLike, step, watching
 
 if TYPE_CHECKING:
@@ -38,18 +38,18 @@ def profile(
     progress: ProgressLike = True,
     budget: float | None = None,
 ) -> Table:
-    """Time the model's own layers here, with fewer and fewer units: the table that `latency=` is met by.
+    """Time the model on this machine with varying numbers of units; the table is used for `latency=`.
 
-    model       a transformers model or what `shearling.prune` gave, timed on the device and in the dtype it is in; or
-                a directory or Hub id
-    batch_size, seq_len  examples in a batch and tokens in an example, as the model will run
-    threads     of the CPU; by default as many as torch uses
-    runtime     "eager", or "graphs": each model is recorded as a CUDA graph and replayed
-    seconds     to spend, about; fewer layers and rounds are timed when there are few
-    inputs      your own, where the model takes something unusual; the table then has their batch size and length
+    model       a transformers model or the result of `shearling.prune`, timed on its device and in its dtype; or a
+                directory or Hub id
+    batch_size, seq_len  input shape in deployment
+    threads     CPU threads; default: torch's setting
+    runtime     "eager", or "graphs": models are recorded as CUDA graphs and replayed
+    seconds     approximate duration; with less time, fewer layers and rounds are timed
+    inputs      your own inputs, for unusual models; their batch size and length are used
     device, dtype, trust_remote_code  for a model that is loaded by name
-    progress    True, False, or a function called with (stage, done, total)
-    budget      the old name of `seconds`
+    progress    True, False, or a callback (stage, done, total)
+    budget      old name of `seconds`
     """
     seconds = renamed("budget", "seconds", budget, seconds)
     with watching(progress, STAGES) as watcher:
@@ -70,7 +70,7 @@ def profile(
 
 
 def profile_source(model: str, *, out: Path, picture: Path | None = None, force: bool = False, **options: Any) -> Table:
-    """Profile a model with the options of `profile`; writes the table, and a picture of it where one is asked for."""
+    """Profile a model with the options of `profile`, and write the table and optionally a chart of it."""
     check_file(out, force=force)
     if picture is not None:
         check_file(picture, force=force)

@@ -1,4 +1,4 @@
-"""How far a run is: bars in terminals and notebooks, one line a finished stage elsewhere. Always on stderr."""
+"""Progress of a run, on stderr: bars in terminals and notebooks, else one line per finished stage."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from shearling.methods import Method
 logger = logging.getLogger("shearling")
 ProgressLike = bool | Watcher
 
-READING = {"load": 5.0, "read": 2.0, "tokenise": 3.0}  # beside about 90 for the work itself
+READING = {"load": 5.0, "read": 2.0, "tokenise": 3.0}  # relative to about 90 for the work itself
 SCORED = ("evaluate dense", "evaluate pruned")
-OTHER = 3.0  # a stage that was not expected, once it begins
-WHOLE = ("sweep", "max-drop")  # stages that count the points of a longer run; those that go on meanwhile are part of it
-Expected = Mapping[str, float]  # the stages of a run, and how long each takes compared with the others, about
+OTHER = 3.0  # weight of an unexpected stage
+WHOLE = ("sweep", "max-drop")  # stages that count the points of a longer run and contain other stages
+Expected = Mapping[str, float]  # the stages of a run with their approximate relative durations
 
 
 def stages_of(method: Method, *, scored: bool = False, drop: bool = False) -> dict[str, float]:
-    """The stages of pruning; `drop` is the search for the smallest model within a loss."""
+    """The expected stages of pruning; `drop` is the search for the smallest model within an allowed loss."""
     if drop:
         return READING | {SCORED[0]: 5.0, "max-drop": 85.0}
     polish = {} if method.polish == "off" else {"polish": 60.0}
@@ -34,12 +34,12 @@ def stages_of(method: Method, *, scored: bool = False, drop: bool = False) -> di
 
 
 def quiet(stage: str, done: int, total: int) -> None:
-    """A watcher that shows nothing."""
+    """Show nothing."""
 
 
 @contextmanager
 def step(watcher: Watcher, stage: str) -> Iterator[None]:
-    """A stage with nothing to tell between its beginning and its end."""
+    """A stage that only reports its beginning and end."""
     watcher(stage, 0, 1)
     yield
     watcher(stage, 1, 1)
@@ -47,14 +47,14 @@ def step(watcher: Watcher, stage: str) -> Iterator[None]:
 
 @contextmanager
 def watching(progress: ProgressLike = True, expected: Expected | None = None) -> Iterator[Watcher]:
-    """Show how far the stages of a run are.
+    """Show the progress of a run.
 
-    progress  True shows it, False does not; a function is called with (stage, done, total) instead
-    expected  the stages to come: the time left of the whole run is guessed from them
+    progress  True or False, or a callback (stage, done, total)
+    expected  the stages to come, for estimating the remaining time
     """
     if callable(progress):
         yield progress
-    elif not progress or os.environ.get("RANK", "0") != "0":  # of several processes, the first one shows progress
+    elif not progress or os.environ.get("RANK", "0") != "0":  # only rank 0 shows progress
         yield quiet
     elif _drawable():
         with _bars(expected or {}) as watch:
@@ -64,7 +64,7 @@ def watching(progress: ProgressLike = True, expected: Expected | None = None) ->
 
 
 def _drawable() -> bool:
-    """Whether bars can be drawn: a terminal, or a notebook; rich comes with the command line, not with the core."""
+    """Whether bars can be drawn: in a terminal or notebook, with rich installed."""
     if importlib.util.find_spec("rich") is None:
         return False
     from rich.console import Console
@@ -74,17 +74,17 @@ def _drawable() -> bool:
 
 
 def _logged() -> bool:
-    """Whether the program keeps a log: lines then go there."""
+    """Whether logging is configured; lines are then logged."""
     return bool(logging.getLogger().handlers)
 
 
 def _write(line: str) -> None:
-    with contextlib.suppress(OSError, ValueError):  # a closed stderr is no reason to stop
+    with contextlib.suppress(OSError, ValueError):  # stderr may be closed
         print(line, file=sys.stderr, flush=True)
 
 
 class _Lines:
-    """One line for every stage that is done, and for every point of a sweep."""
+    """One line per finished stage, and per point of a sweep."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = self.say = write
@@ -96,7 +96,7 @@ class _Lines:
         if done < total:
             self._began.setdefault(stage, now)
         began = self._began.get(stage)
-        if began is None:  # it was reported as done before
+        if began is None:  # already reported as done
             return
         if stage in WHOLE:
             if 0 < done != self._points.get(stage):
@@ -111,7 +111,7 @@ class _Lines:
 
 @contextmanager
 def _bars(expected: Expected) -> Iterator[Watcher]:
-    """A bar for the whole run with the time left, and one for the stage at work."""
+    """A bar for the whole run with the remaining time, and one for the current stage."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
@@ -139,15 +139,15 @@ def _bars(expected: Expected) -> Iterator[Watcher]:
 
 
 class Overall:
-    """How far a whole run is, from how far its stages are."""
+    """The progress of a whole run, from that of its stages."""
 
     def __init__(self, expected: Expected) -> None:
         self._expected = expected
-        self._stages: dict[str, float] = {}  # how far each stage is, 0 to 1
+        self._stages: dict[str, float] = {}  # progress of each stage, 0 to 1
         self._furthest = 0.0
 
     def after(self, stage: str, done: int, total: int) -> float:
-        """The share of the run that is done, 0 to 1; it never goes back."""
+        """Progress of the run, 0 to 1; never decreases."""
         share = done / total if total else 1.0
         self._stages[stage] = max(share, self._stages.get(stage, 0.0))
         other = 0.0 if any(name in self._expected or name in self._stages for name in WHOLE) else OTHER

@@ -1,6 +1,6 @@
-"""`shearling.prune` and `shearling.measure`: models and data as people have them.
+"""`shearling.prune` and `shearling.measure`.
 
-What is ready for the model goes straight to the pipeline; nothing that reads files or texts is imported for it.
+Model inputs go directly to the pipeline, without importing the modules that read files and texts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shearling.methods import Method, method_of
 from shearling.methods.ranges import Samples, Shape
 from shearling.pipeline import Plan, Pruned
 from shearling.target import TableLike, Target
-from shearling.workflows.given import Data, is_transformer, model_in, needs_reading, renamed
+from shearling.workflows.arguments import Data, is_transformer, model_in, needs_reading, renamed
 from shearling.workflows.progress import READING, ProgressLike, stages_of, watching
 
 
@@ -57,46 +57,45 @@ def prune(
     watcher: Watcher | None = None,
     length: float | None = None,
 ) -> Pruned:
-    """Prune once, without retraining. The model is left untouched; the result holds a smaller copy.
+    """Prune a model without retraining. The model is not changed; the result has a smaller copy.
 
     >>> pruned = shearling.prune("my-model", ["a text", "another"], flops=0.5)  # doctest: +SKIP
     >>> pruned.save("my-model-50")  # doctest: +SKIP
 
-    model       a transformers model, a directory or Hub id, a SentenceTransformer or CrossEncoder, or what this gave
+    model       a transformers model, a directory or Hub id, a SentenceTransformer or CrossEncoder, or an earlier result
     data        a list of texts or of pairs, a file name, a raw or tokenised `datasets.Dataset`, a DataLoader, batches
-    tokenizer   for texts; by default the one that lies beside the model
+    tokenizer   for texts; default: the model's own
 
-    flops, params, latency  the constraint: keep at most this share of the layers' FLOPs, of their parameters, of the
-                model's time; several hold together
-    table       a latency table that `shearling.profile` made; without one, the model is profiled first
-    batch_size, seq_len  what the latency is of, and what both models are timed at (one example of the sample's mean
-                length by default)
-    correct     where the model turns out slower than the table says, correct the table and choose again
-    max_drop    instead of a constraint: the smallest model that loses at most so many points on `eval`
+    flops, params, latency  the constraint: maximum share of the layers' FLOPs, of their parameters, of the model's
+                time; several must all hold
+    table       a latency table from `shearling.profile`; without one, the model is profiled first
+    batch_size, seq_len  input shape of the latency and of timing; default: batch 1, the sample's mean length
+    correct     if the model is slower than the table predicts, correct the table and choose again
+    max_drop    instead of a constraint: find the smallest model that loses at most this many points on `eval`
     by          with max_drop: flops, params or latency
-    eval        labelled rows (a file name, a data set, a list of dicts): dense and pruned are scored on them
-    limit       score on the first `limit` rows only
-    timing      with `eval`: time both models too
+    eval        labelled rows (a file name, a data set, a list of dicts) for scoring dense and pruned
+    limit       score only the first `limit` rows
+    timing      with `eval`: also time both models
 
     method      "surgeon", "paper", or a configured one such as `shearling.Surgeon(refit=False)`
-    multiple_of round filter counts; by default to what the method asks for (surgeon: 8 in wide FFNs)
-    shape       "uneven" (every layer its own sizes), or "stock": one width, one number of heads where the configuration
-                can tell it, maybe fewer layers; an ordinary checkpoint that any engine of the family loads
-    samples     how many examples to draw from the data, by the seed; "auto" takes up to 2,048
-    seed        draws the sample, and labels from the model
+    multiple_of step of filter counts; default: the method's (surgeon: 8 in wide FFNs)
+    shape       "uneven" (layers differ in size), or "stock": one width, one number of heads where the configuration
+                has a field for it, maybe fewer layers; an ordinary checkpoint that any engine of the family loads
+    samples     number of examples to draw by the seed; "auto" takes up to 2,048
+    seed        of the sample, and of labels sampled from the model
 
-    task        sst2, mnli, squad, ... or classification, sts, retrieval, ...; by default what the head is for
-    metric      one of the task's others, such as r@1
-    index       retrieval: who embeds the passages; `dense` is the original, else each model embeds its own
-    text_columns, label_column  where texts and labels are in files and raw data sets, if the task does not tell
-    max_length  cut texts to this many tokens
-    flops_length  count FLOPs at this many tokens an example; by default the sample's mean
-    pooling     of an embedding model whose files do not say it: mean, cls, last, max, weighted_mean
-    prefix      of an encoder-decoder's sources, such as "summarize: "; by default that of its configuration
+    task        sst2, mnli, squad, ... or classification, sts, retrieval, ...; default: by the model's head
+    metric      another metric of the task, such as r@1
+    index       retrieval: with `dense` the dense model embeds the passages; default: each model its own
+    text_columns, label_column  names of the columns in files and raw data sets, if the task's defaults do not match
+    max_length  truncate texts to this many tokens
+    flops_length  tokens per example for counting FLOPs; default: the sample's mean
+    pooling     of an embedding model whose files do not have it: mean, cls, last, max, weighted_mean
+    prefix      of an encoder-decoder's sources, such as "summarize: "; default: that of its configuration
     device, dtype  for a model that is loaded by name: auto, cpu, cuda; float32, bfloat16, float16
-    trust_remote_code  run code that the model brings along
-    progress    True, False, or a function called with (stage, done, total)
-    watcher, length  the old names of `progress` and `flops_length`
+    trust_remote_code  run custom code of the model
+    progress    True, False, or a callback (stage, done, total)
+    watcher, length  old names of `progress` and `flops_length`
     """
     length = renamed("length", "flops_length", length, flops_length)
     progress = renamed("watcher", "progress", watcher, progress)
@@ -146,7 +145,7 @@ def measure(
     watcher: Watcher | None = None,
     length: float | None = None,
 ) -> Plan:
-    """Look at the model once, over a sample of its data; the plan then prunes to any constraint.
+    """Measure a model once over a sample of its data; the plan then prunes to any constraint.
 
     >>> plan = shearling.measure(model, texts)  # doctest: +SKIP
     >>> smaller = plan.prune(flops=0.5)  # doctest: +SKIP
@@ -170,14 +169,21 @@ def measure(
         )  # fmt: skip
         loaded = open_source(source, methods=[chosen], scored=False, watcher=watch)
         plan = pipeline.measure(
-            loaded.model, loaded.examples, **source.sampling, method=chosen, watcher=watch, notes=loaded.notes
+            loaded.model,
+            loaded.examples,
+            samples=source.samples,
+            seed=source.seed,
+            length=source.length,
+            method=chosen,
+            watcher=watch,
+            notes=loaded.notes,
         )
         return plan if loaded.sentence is None else sentence_plan(plan, loaded.sentence)
 
 
 def _ready(model: Any, data: Any) -> bool:
-    """Whether model and data are what the pipeline takes."""
+    """Whether model and data can go directly to the pipeline."""
     if isinstance(model, (str, os.PathLike)) or data is None or needs_reading(data):
         return False
-    # Not a SentenceTransformer or CrossEncoder; whatever else it is, the pipeline says what it makes of it.
+    # Not a SentenceTransformer or CrossEncoder; the pipeline rejects other types.
     return is_transformer(model) or (not hasattr(model, "encode") and not hasattr(model, "predict"))

@@ -1,6 +1,6 @@
 """Prune a source: read -> measure -> choose -> shrink -> repair -> verify -> score -> time -> save.
 
-`shearling.prune` and the command go this way; `max_drop` and `sweep` take its parts.
+Used by `shearling.prune` and the command; `max_drop` and `sweep` share its parts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from shearling.workflows.max_drop import Drop
 
-LENGTH = 128  # tokens that models are timed at, where the sample has no length
+LENGTH = 128  # tokens for timing, if the sample has no length
 
 
 def prune_source(
@@ -54,10 +54,10 @@ def prune_source(
     force: bool = False,
     watcher: Watcher = quiet,
 ) -> Pruned:
-    """Prune; writes `out` unless it is None.
+    """Prune a source, and write the result to `out` unless it is None.
 
-    evaluation, limit  labelled rows (the first so many) that both models are scored on
-    drop               find the smallest budget that loses no more than this, instead of meeting the target's
+    evaluation, limit  labelled rows (the first `limit`) for scoring both models
+    drop               find the smallest budget within this loss, instead of meeting the target's
     timing             with an evaluation, also time both models
     """
     target = target.checked() if drop is None else drop.checked(target)
@@ -65,14 +65,14 @@ def prune_source(
         check_writable(out, force=force, keep=(source.name,))
     scored = drop is not None or evaluation is not None
     if limit is not None and not scored:
-        raise InputError("--limit is of use with --eval only: it is how many rows to score on.")
+        raise InputError("--limit is of use with --eval only: it is the number of rows to score on.")
     loaded = open_source(source, evaluation, methods=[method], scored=scored, watcher=watcher)
     exam = exam_of(source, loaded, evaluation, limit=limit, dense=loaded.model) if scored else None
     if drop is not None:
         target.check_fits(structure_of(loaded.model), method)
     plan = measure(
-        loaded.model, loaded.examples, **source.sampling, method=method, watcher=watcher, notes=loaded.notes,
-        target=target if drop is None else None,
+        loaded.model, loaded.examples, samples=source.samples, seed=source.seed, length=source.length, method=method,
+        watcher=watcher, notes=loaded.notes, target=target if drop is None else None,
     )  # fmt: skip
     if drop is not None and exam is not None:
         pruned = drop.meet(plan, target, exam, watcher)
@@ -88,33 +88,33 @@ def prune_source(
         pruned = give_back(pruned, loaded.sentence)
     if out is not None:
         pruned.save(out, source=companions_of(source, loaded), force=force)
-        if tried := pruned.report.extra.get("max_drop"):
+        if tried := pruned.report.max_drop:
             on_first(lambda: add_curve(out, tried_chart(tried, title=Path(source.name).name, standalone=True)))
     return pruned
 
 
 def with_scores(pruned: Pruned, exam: Exam, dense: Evaluation, score: Evaluation) -> Pruned:
-    """The result with both models' scores and what they answer differently.
+    """Add both models' scores and changed predictions to the result.
 
-    The record's `evaluations` is the list that later scores are added to.
+    Later scores are added to `evaluations` of the record.
     """
     found = {
         "task": score.task, "metric": score.metric, "dense": dense.to_json()["value"],
         "pruned": score.to_json()["value"], "examples": score.examples,
     }  # fmt: skip
-    listed = {"evaluations": [replace(score, dense=dense.value).to_json()]}
-    report = replace(pruned.report, evaluation=found, extra=pruned.report.extra | listed)
+    listed = [replace(score, dense=dense.value).to_json()]
+    report = replace(pruned.report, evaluation=found, evaluations=listed)
     return replace(pruned, report=report, flipped=changes(exam, dense, score))
 
 
 def changes(exam: Exam, dense: Evaluation, score: Evaluation) -> dict[str, Any] | None:
-    """Examples that the two models answer differently, as the page takes them; None where there is nothing to tell."""
+    """Examples with different predictions, as plain data for the report page; None without discrete predictions."""
     found = flipped(exam, dense.predictions, score.predictions)
     return None if found is None else asdict(found)
 
 
 def timed(pruned: Pruned, dense: PreTrainedModel, batch_size: int = 1, seq_len: int | None = None) -> Pruned:
-    """The result with the time of both models, at the sample's mean length by default; a latency was timed already."""
+    """Time both models, unless a latency was met, and add the times to the result."""
     if pruned.report.latency is not None:
         return pruned
     place, length = device_of(dense), round(seq_len or pruned.report.mean_length) or LENGTH
@@ -135,12 +135,12 @@ def timed(pruned: Pruned, dense: PreTrainedModel, batch_size: int = 1, seq_len: 
 
 
 def write_report(record: dict[str, Any], source: Source, path: Path, *, force: bool = False) -> None:
-    """The record of a run as a page; `out` in it says where the model is."""
+    """Write the record of a run as a page; its `out` is the model's directory."""
     folder = Path(record["out"] or "DIR")
-    saved = read_record(folder) if (folder / RECORD).is_file() else {}  # it also says what was pruned
+    saved = read_record(folder) if (folder / RECORD).is_file() else {}  # has the dense model's path
     settings = {
         "model": source.name, "data": data_name(source), "task": source.task, "samples": source.samples,
         "max_length": source.max_length, "pooling": source.pooling, "methods": {record["method"]: record["settings"]},
     }  # fmt: skip
-    told = saved | record | {"command": command_of(record, settings, str(folder))}
-    on_first(lambda: write_page(told, folder, path, force=force))
+    whole = saved | record | {"command": command_of(record, settings, str(folder))}
+    on_first(lambda: write_page(whole, folder, path, force=force))

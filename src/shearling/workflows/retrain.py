@@ -1,4 +1,4 @@
-"""Retrain a pruned directory into another one that is again a whole checkpoint."""
+"""`shearling retrain`: fine-tune a pruned checkpoint and write a new one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 STAGES = {"evaluate": 10.0, "retrain": 90.0}
-# What a record says about weights that are no more.
+# Entries of the record about the old weights.
 STALE = ("agreement", "curve", "evaluation", "evaluations", "max_drop")
 
 
@@ -44,12 +44,12 @@ def retrain_source(
     force: bool = False,
     watcher: Watcher = quiet,
 ) -> dict[str, Any]:
-    """What `shearling retrain` does; gives what `--json` prints, with the metric before and after where it is known."""
+    """Retrain a checkpoint; returns the record of `--json`, with the metric before and after if measured."""
     check_alone()
     place = plain_device(source.device)
     record = read_record(Path(source.model))
     check_writable(out, force=force, keep=(source.model,))
-    # Small steps vanish in half precision: training is in float32, the result in the checkpoint's own type.
+    # Training is in float32, since small steps underflow in half precision; the result has the checkpoint's dtype.
     loaded = open_source(replace(source, device="cpu", dtype="float32"), evaluation)
     model, task = loaded.model, loaded.task
     guide = None if teacher is None else _teacher(teacher, model, source.trust_remote_code)
@@ -66,7 +66,7 @@ def retrain_source(
     try:
         trained = retrain(model, encoder, rows, recipe, work=work, teacher=guide, device=source.device, watcher=watcher)
     except BaseException:
-        if last_checkpoint(work) is None:  # there is nothing to go on from
+        if last_checkpoint(work) is None:  # nothing to resume from
             shutil.rmtree(work, ignore_errors=True)
         raise
     after = None if exam is None else exam.take(model, device=place, progress=progress)
@@ -84,7 +84,7 @@ def retrain_source(
 def write_retrained(
     model: PreTrainedModel, source: Path, out: Path, record: dict[str, Any], facts: dict[str, Any], *, force: bool
 ) -> None:
-    """The same checkpoint with new weights: every other file is carried over, the record says what was done."""
+    """Write the checkpoint with new weights; other files are copied, the record is updated."""
     from shearling.checkpoint.card import refreshed
 
     config = CONFIG.read(source / "config.json")
@@ -93,7 +93,7 @@ def write_retrained(
     if "retrained" in record:
         updated["retrained"] = facts | {"earlier": record["retrained"]}
     base = record.get("base") or ""
-    if base.startswith("."):  # a path relative to the checkpoint, which is elsewhere now
+    if base.startswith("."):  # a path relative to the checkpoint
         updated["base"] = os.path.relpath(os.path.normpath(source.resolve() / base), out.resolve())
     with whole_directory(out, force=force, keep=(source,)) as folder:
         model.to("cpu", kind).save_pretrained(folder)
@@ -110,7 +110,7 @@ def write_retrained(
 
 
 def _scored(record: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-    """The score after retraining takes the place of those of the model before; that of the dense model stays."""
+    """The score after retraining replaces the earlier ones; the dense model's score is kept."""
     before, after = facts.get("before"), facts.get("after")
     if not before or not after:
         return {}
@@ -130,7 +130,7 @@ def _teacher(name: str, model: PreTrainedModel, trust_remote_code: bool) -> PreT
 
 
 def _work_folder(out: Path, source: Source, data: str, recipe: Recipe, teacher: str | None, *, force: bool) -> Path:
-    """Where the checkpoints of the training lie until it is done: hidden beside `out`, for these settings only."""
+    """The hidden folder beside `out` for training checkpoints, valid for these settings only."""
     target = out.resolve()
     work = target.with_name(f".{target.name}.retrain")
     model = [str(Path(source.model).resolve()), weights_digest(source.model)]
@@ -140,8 +140,8 @@ def _work_folder(out: Path, source: Source, data: str, recipe: Recipe, teacher: 
     if note.is_file() and note.read_text(encoding="utf-8") != settings:
         if not force and last_checkpoint(work) is not None:
             raise OutputError(
-                f"{work} holds an interrupted retraining with other settings; give the same ones to go on with it, "
-                "choose another place, or start afresh with force (--force, force=True)."
+                f"{work} has an interrupted retraining with other settings; give the same ones to resume it, choose "
+                "another place, or start afresh with force (--force, force=True)."
             )
         shutil.rmtree(work)
     work.mkdir(parents=True, exist_ok=True)

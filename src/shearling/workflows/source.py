@@ -1,4 +1,4 @@
-"""Where a model and its examples come from, and reading them: names, files and texts become a model and examples."""
+"""Load a model and its examples from names, files and texts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from shearling.checkpoint.companions import found_locally
 from shearling.checkpoint.pretrained import check_prunable, is_remote, load_model, named_device
@@ -21,7 +21,7 @@ from shearling.methods import Method
 from shearling.methods.ranges import Samples, checked_samples
 from shearling.models.pooling import pooling_of
 from shearling.sample.read import accepted_by, reads_targets
-from shearling.workflows.given import is_text, is_transformer, needs_reading
+from shearling.workflows.arguments import is_text, is_transformer, needs_reading
 from shearling.workflows.progress import quiet, step
 
 if TYPE_CHECKING:
@@ -30,23 +30,32 @@ if TYPE_CHECKING:
     from shearling.data import Task
     from shearling.data.encoder import Labels
 
-SCORED_TOKENS = 2**16  # of a batch
+SCORED_TOKENS = 2**16  # per batch
+
+
+class Loading(TypedDict):
+    """How a model is loaded by name."""
+
+    device: str
+    dtype: str | None
+    trust_remote_code: bool
+    pooling: str | None
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the model and its examples come from, and how to read them.
+    """A model and its data, and the options for reading them.
 
-    model       a directory, an id on the Hub, a transformers model, a SentenceTransformer or a CrossEncoder
+    model       a directory, Hub id, transformers model, SentenceTransformer or CrossEncoder
     data        a file name, texts, pairs, rows, a data set, or batches
-    batch_size  of scoring; by default what suits the device
-    length      tokens of an example, for counting FLOPs; by default the sample's mean
-    metric      by default the task's usual one
-    index       of a search: `dense`, or a model that embeds the passages; else the model scored
-    pooling     of an embedding model, where its files do not say it
-    tokenizer   by default the one that lies beside the model
-    prefix      of an encoder-decoder's sources; by default that of its configuration
-    images      size, mean and deviation of images, where no processor lies beside the model
+    batch_size  for scoring; default: suited to the device
+    length      tokens per example for counting FLOPs; default: the sample's mean
+    metric      default: the task's usual one
+    index       retrieval: `dense`, or a model that embeds the passages; default: the scored model
+    pooling     of an embedding model, if its files do not have it
+    tokenizer   default: the model's own
+    prefix      of an encoder-decoder's sources; default: that of its configuration
+    images      preprocessing of images, without a processor file
     """
 
     model: Any
@@ -71,43 +80,42 @@ class Source:
 
     @property
     def named(self) -> bool:
-        """Whether the model is given by its name, not as itself."""
+        """Whether the model is given by name."""
         return isinstance(self.model, (str, os.PathLike))
 
     @property
     def name(self) -> str:
-        """Where the model lies, as far as it is known; empty where it is not."""
+        """Directory or Hub id of the model; empty if unknown."""
         return str(self.model if self.named else getattr(self.model, "name_or_path", "") or "")
 
     @property
-    def loading(self) -> dict[str, Any]:
-        """How a model is loaded by name: keywords of `load_model`."""
-        names = ("device", "dtype", "trust_remote_code", "pooling")
-        return {name: getattr(self, name) for name in names}
-
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """What is drawn from the examples, and how they are counted: keywords of `measure`."""
-        return {"samples": self.samples, "seed": self.seed, "length": self.length}
+    def loading(self) -> Loading:
+        """The options of `load_model`."""
+        return {
+            "device": self.device,
+            "dtype": self.dtype,
+            "trust_remote_code": self.trust_remote_code,
+            "pooling": self.pooling,
+        }
 
     @property
     def examples_per_batch(self) -> int:
-        """As asked for, or many on a GPU, which would idle otherwise, and few on a CPU."""
+        """The given batch size; default: large on a GPU, small on a CPU."""
         return self.batch_size or (512 if named_device(self.device).type == "cuda" else 32)
 
     def scored_per_batch(self, task: Task) -> int:
-        """As asked for, or as many as fit into any memory at their longest: scoring does not try again with fewer."""
+        """The given batch size; default: limited by tokens, because scoring does not retry with smaller batches."""
         most = SCORED_TOKENS // (self.max_length or task.max_length)
         return self.batch_size or max(1, min(self.examples_per_batch, most))
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A source, read.
+    """A loaded source.
 
-    rows      what the examples were read from; None where they came as batches, or are not read yet
-    examples  a sample of them, as the pipeline takes them
-    sentence  the SentenceTransformer or CrossEncoder that the model came in
+    rows      rows of the data; None if it was given as batches, or is not read yet
+    examples  a sample of them as batches
+    sentence  the SentenceTransformer or CrossEncoder that contains the model
     """
 
     model: PreTrainedModel
@@ -119,9 +127,9 @@ class Loaded:
 
     @property
     def notes(self) -> list[str]:
-        """What reports have to say about how the model was read."""
+        """Warnings for the report about loading the model."""
         if any(map(is_remote, (self.model, self.model.config, self.tokenizer))):
-            return ["code that came with the model was run (--trust-remote-code)"]
+            return ["custom code of the model was run (--trust-remote-code)"]
         return []
 
 
@@ -133,14 +141,14 @@ def open_source(
     scored: bool = True,
     watcher: Watcher = quiet,
 ) -> Loaded:
-    """The model, from its name or from what holds it, with its tokenizer and its task.
+    """Load the model with its tokenizer and task.
 
-    evaluation  rows that will be scored on
-    methods     those that will prune the model: the examples that they need are drawn
-    scored      there will be an exam, which needs the tokenizer also where the data is batches
+    evaluation  rows to be scored on
+    methods     methods that will prune the model: the examples that they need are drawn
+    scored      whether the model will be scored, which needs the tokenizer even if the data is batches
 
-    Names, the start of every data file and, to prune it, the architecture are looked at before anything large is read.
-    Models that are given stay where they are.
+    Options, the first row of every data file and, for pruning, the architecture are checked before anything large is
+    loaded. Models in memory stay on their device.
     """
     checked_samples(source.samples)
     if source.task:
@@ -165,8 +173,8 @@ def open_source(
             attach_pooling(model, source.name, source.pooling)
     else:
         raise ModelError(
-            f"A {type(given).__name__} is no model that can be pruned; give a transformers model, a "
-            "SentenceTransformer or CrossEncoder, a directory, or an id on the Hub."
+            f"A {type(given).__name__} is not a model that can be pruned; give a transformers model, a "
+            "SentenceTransformer or CrossEncoder, a directory, or a Hub id."
         )
     reads = scored or source.data is None or needs_reading(source.data)
     tokenizer = reader_for(source, model, sentence) if reads else source.tokenizer
@@ -176,10 +184,10 @@ def open_source(
 
 
 def reader_for(source: Source, model: PreTrainedModel, sentence: Any = None) -> Any:
-    """The tokenizer or processor: the one given, that of a SentenceTransformer, or the one beside the model."""
+    """The tokenizer or processor: the given one, that of the SentenceTransformer, or the model's own."""
     if isinstance(source.tokenizer, (str, os.PathLike)):
         raise InputError(
-            f"tokenizer='{source.tokenizer}' is a name; give the tokenizer itself: AutoTokenizer.from_pretrained(...)."
+            f"tokenizer='{source.tokenizer}' is a name; pass the tokenizer itself: AutoTokenizer.from_pretrained(...)."
         )
     if source.tokenizer is not None:
         return source.tokenizer
@@ -199,7 +207,7 @@ def reader_for(source: Source, model: PreTrainedModel, sentence: Any = None) -> 
 
 
 def rows_of(data: Any, task: Task, *, split: Any = "train") -> Rows:
-    """Rows of a file, a data set, texts or pairs; of the task's own data set where there is nothing."""
+    """Rows of a file, a data set, texts or pairs; default: the task's own data set."""
     if data is None:
         return load_task_rows(task, split)
     names = text_columns_of(data)
@@ -211,16 +219,16 @@ def rows_of(data: Any, task: Task, *, split: Any = "train") -> Rows:
 
 
 def text_columns_of(data: Any) -> tuple[str, ...] | None:
-    """The names that the columns of a list of texts, or of pairs, get; None for other data."""
+    """Column names for a list of texts or of pairs; None for other data."""
     if isinstance(data, (list, tuple)) and data and is_text(data[0]):
         return ("text",) if isinstance(data[0], str) else ("text1", "text2")
     return None
 
 
 def draw(source: Source, loaded: Loaded, *methods: Method, watcher: Watcher = quiet) -> Loaded:
-    """The rows, where they are not read yet, and the examples that the source asks for, drawn by its seed.
+    """Read the rows, if not done before, and draw examples by the seed.
 
-    Batches that were given are examples already, and are drawn from later on. Labels that no method uses are not read.
+    Data given as batches is sampled later by the pipeline. Labels are read only if a method uses them.
     """
     if source.data is not None and not needs_reading(source.data):
         return replace(loaded, examples=source.data)
@@ -231,7 +239,7 @@ def draw(source: Source, loaded: Loaded, *methods: Method, watcher: Watcher = qu
     with step(watcher, "read"):
         rows = rows_of(source.data, loaded.task) if loaded.rows is None else loaded.rows
     names = text_columns_of(source.data)
-    wants = {"ignore"} if names else {method.wants_labels for method in methods}  # texts alone have none
+    wants = {"ignore"} if names else {method.wants_labels for method in methods}  # plain texts have no labels
     most = max(method.most_examples(loaded.model) for method in methods)
     labels: Labels = "require" if "require" in wants else "optional" if "prefer" in wants else "ignore"
     with step(watcher, "tokenise"):
@@ -241,7 +249,7 @@ def draw(source: Source, loaded: Loaded, *methods: Method, watcher: Watcher = qu
             seed=source.seed, labels=labels, text_columns=source.text_columns or names,
             label_column=source.label_column, prefix=source.prefix, pooling=pooling_of(loaded.model),
             model=loaded.model,
-            bucket=False,  # examples keep the order, and so the numbers, that the caller's own batches would have
+            bucket=False,  # keep the order, so that results equal those of the caller's own batches
         )  # fmt: skip
     return replace(loaded, rows=rows, examples=examples)
 
@@ -259,15 +267,15 @@ def exam_of(
     limit: int | None = None,
     dense: PreTrainedModel | None,
 ) -> Exam:
-    """The rows to score this model and its pruned copies on; a known task's dev split where no file is given.
+    """The exam for this model and its pruned copies; default data: the task's dev split.
 
-    dense  the model to agree with, and to embed the passages of a search where the source asks for it
+    dense  the dense model, for agreement and as index
     """
     if evaluation is None and loaded.task.hub is None:
         raise DataError(
             f"Nothing to score on: give --eval FILE (the task '{loaded.task.name}' has no dev set of its own)."
         )
-    index = None  # every model embeds the passages of a search itself
+    index = None  # every model embeds the passages itself
     if source.index is not None:
         index = dense if source.index == "dense" else load_model(source.index, **source.loading)
     return make_exam(
@@ -279,22 +287,22 @@ def exam_of(
 
 
 def data_name(source: Source) -> str:
-    """What settings and commands call the data: the file, or what kind of thing was given, such as `(list)`."""
+    """The name of the data in settings and commands: the file, or the type such as `(list)`."""
     if source.data is None:
         return "Hub"
     return str(source.data) if isinstance(source.data, (str, os.PathLike)) else f"({type(source.data).__name__})"
 
 
 def companions_of(source: Source, loaded: Loaded) -> Any:
-    """Where the tokenizer and other files of a pruned model come from: the dense one's place, or the tokenizer itself.
+    """The source of the tokenizer and other files of a pruned model: the dense model's directory, or the tokenizer.
 
-    A model on the Hub has them fetched.
+    Files of a model on the Hub are downloaded.
     """
     named = folder_of(source) is not None or isinstance(source.model, str)
     return (found_locally(source.name, fetch=True) if named else None) or loaded.tokenizer
 
 
 def folder_of(source: Source) -> Path | None:
-    """The directory that the model was named by, where it is one."""
+    """The model's directory, if it has one."""
     path = Path(source.name) if source.name else None
     return path if path is not None and path.exists() else None

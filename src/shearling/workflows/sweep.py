@@ -1,4 +1,4 @@
-"""`shearling sweep`: from a model directory to results.json, curve.svg and report.html."""
+"""`shearling.sweep`: prune to many budgets; writes results.json, curve.svg and report.html."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shearling.models.digest import weights_digest_of
 from shearling.models.structure import Structure, structure_of
 from shearling.report.points import name_of
 from shearling.sample.read import sample_of
-from shearling.workflows.given import model_in
+from shearling.workflows.arguments import model_in
 from shearling.workflows.grid import Grid, budgets_of, outcomes
 from shearling.workflows.progress import READING, ProgressLike, quiet, watching
 from shearling.workflows.pruning import changes, timed
@@ -34,7 +34,7 @@ from shearling.workflows.source import Loaded, Source, companions_of, data_name,
 from shearling.workflows.sweep_folder import CURVE, MODELS, PAGE, RESULTS, Store, write_all
 
 if TYPE_CHECKING:
-    from shearling.workflows.given import Data
+    from shearling.workflows.arguments import Data
 
 
 STAGES = READING | {"sweep": 90.0}
@@ -75,21 +75,21 @@ def sweep(
     force: bool = False,
     progress: ProgressLike = True,
 ) -> dict[str, Any]:
-    """Prune to many budgets by several methods, score every model, and draw the curve; gives what `--json` prints.
+    """Prune to many budgets by several methods, score every model, and draw the curve; returns the `--json` record.
 
-    out         the directory for results.json, curve.svg and report.html; a second call goes on where one was stopped
-    eval        labelled rows that every model is scored on: a file name, a data set, a list of dicts
+    out         directory for results.json, curve.svg and report.html; an interrupted sweep is resumed
+    eval        labelled rows for scoring every model: a file name, a data set, a list of dicts
     flops, params, latency  the budgets, of one kind: flops=(0.7, 0.5, 0.3)
-    table       with latency: what `shearling profile` wrote
-    methods     names, or configured methods (two of one name are one)
+    table       with latency: a table from `shearling profile`
+    methods     names, or configured methods (one per name)
     seeds       each draws its own sample
     save        keep the pruned models under out/models
-    timing      time every model beside the dense one
-    limit       score on the first `limit` rows only
-    batch_size  examples at a time when scoring; by default what suits the device
-    force       forget the sweep in `out` and start afresh
+    timing      time every model against the dense one
+    limit       score only the first `limit` rows
+    batch_size  for scoring; default: suited to the device
+    force       discard the sweep in `out` and start afresh
 
-    All others are those of `shearling.prune`.
+    The others are those of `shearling.prune`.
     """
     given = {"flops": flops, "params": params, "latency": latency}
     chosen = [method_of(method) for method in methods]
@@ -125,15 +125,15 @@ def sweep_source(
     dry_run: bool = False,
     watcher: Watcher = quiet,
 ) -> dict[str, Any]:
-    """Every point of the grid into `out`; gives what `--json` prints. A second call goes on where one was stopped.
+    """Run the grid and write `out`, resuming an interrupted sweep; returns the `--json` record.
 
-    dry_run  read and check model and data, measure and write nothing, and say what would be done
+    dry_run  check model and data, and return the plan without measuring or writing anything
     """
     methods = list(grid.methods.values())
     loaded = open_source(source, evaluation, methods=methods, watcher=watcher)
     structure = structure_of(loaded.model)
     for method in methods:
-        grid.targets[0].check_fits(structure, method)  # all have one table and one shape
+        grid.targets[0].check_fits(structure, method)  # all targets share table and shape
     exam = exam_of(source, loaded, evaluation, limit=limit, dense=loaded.model)
     if dry_run:
         return _planned(grid, loaded, exam)
@@ -165,7 +165,7 @@ def sweep_source(
 
 
 def _planned(grid: Grid, loaded: Loaded, exam: Exam) -> dict[str, Any]:
-    """What `--dry-run` prints."""
+    """The record of `--dry-run`."""
     points = [{"method": method, "constraint": dict(asked), "seed": seed} for method, asked, seed in grid.points()]
     return {
         "dry_run": True,
@@ -179,7 +179,7 @@ def _planned(grid: Grid, loaded: Loaded, exam: Exam) -> dict[str, Any]:
 
 
 def _dense_facts(score: Evaluation, structure: Structure, times: Table | None) -> dict[str, Any]:
-    """What points are compared with: the dense model's score and sizes; by a latency table, where its time goes."""
+    """The dense model's score, sizes and, with a latency table, the time per layer."""
     return {
         **score.to_json(), "seconds": score.seconds, "layers": structure.sizes,
         "architecture": type(structure.model).__name__, "megabytes": weight_bytes(structure.model) / 1e6,
@@ -188,7 +188,7 @@ def _dense_facts(score: Evaluation, structure: Structure, times: Table | None) -
 
 
 def describe_planned(record: dict[str, Any]) -> str:
-    """The same in words."""
+    """The record of `--dry-run` as text."""
     lines = [
         f"{record['task']}: {record['measurements']} measurements of {record['samples']:,} examples, then "
         f"{len(record['points'])} models to prune and {record['evaluations']} to score on {record['examples']:,}"
@@ -200,7 +200,7 @@ def describe_planned(record: dict[str, Any]) -> str:
 
 
 def _finish(store: Store, skipped: list[dict[str, Any]], source: Source) -> dict[str, Any]:
-    """The pictures, and the summary of it all."""
+    """Write chart and page, and return the summary."""
     from shearling.report.page import sweep_page
     from shearling.report.points import curve_chart
 
@@ -216,7 +216,7 @@ def _finish(store: Store, skipped: list[dict[str, Any]], source: Source) -> dict
 
 
 def _draw_curves(store: Store, title: str) -> None:
-    """The curve on the card of every saved model, which is marked in it."""
+    """Add the chart to the card of every saved model, with the model marked."""
     from shearling.report.points import curve_chart
 
     for row in store.results:
@@ -226,9 +226,9 @@ def _draw_curves(store: Store, title: str) -> None:
 
 
 def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[str, Any]:
-    """All that a point depends on besides its method, budget and seed."""
+    """Everything that a point depends on besides method, budget and seed."""
     given = {"metric": source.metric, "index": source.index, "pooling": source.pooling, "prefix": source.prefix}
-    given["shape"] = None if grid.shape == "uneven" else grid.shape  # sweeps of 0.1 have none
+    given["shape"] = None if grid.shape == "uneven" else grid.shape  # absent in sweeps of version 0.1
     return {name: value for name, value in given.items() if value is not None} | {
         "model": source.name,
         "weights": weights_digest_of(loaded.model) if folder_of(source) is None else weights_digest(source.name),
@@ -249,7 +249,7 @@ def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[
 
 
 def describe_sweep(record: dict[str, Any]) -> str:
-    """What `shearling sweep` tells people."""
+    """The result of a sweep as text."""
     dense = record["dense"]
     lines = [f"{dense['task']}: dense {dense['metric']} {dense['value']:.2f} on {dense['examples']:,} examples", ""]
     lines.append(f"  {'method':<10}{'asked':<16}{'seed':>4}{dense['metric']:>12}{'change':>9}{'seconds':>9}")

@@ -1,4 +1,4 @@
-"""The folder of a sweep: its settings and its points, each written as soon as it is known."""
+"""The folder of a sweep: settings and points, written as soon as they are known."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from shearling.workflows.grid import Key, Outcome, key
 SETTINGS, RESULTS = SWEEP
 CURVE, PAGE, MODELS = "curve.svg", "report.html", "models"
 FORMAT = 1
-# Points of other methods, budgets and seeds may be added to a sweep; everything else must stay as it was.
+# Settings that may grow when a sweep is resumed; all others must be unchanged.
 GROWS = ("methods",)
 
 
 class Store:
-    """Opens or begins the folder; `results` is the list that results.json holds."""
+    """Opens or creates the folder; `results` is the content of results.json."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], *, force: bool = False) -> None:
         self.folder = folder
@@ -39,12 +39,12 @@ class Store:
         self.write()
 
     def done(self, *, saved: bool) -> set[Key]:
-        """The points that need not be computed again; those whose model is not there do, where models are wanted."""
+        """The points that need not be computed again; with `saved`, only those whose model exists."""
         there = [row for row in self.results if "model" in row and (self.folder / row["model"]).is_dir()]
         return {_key(row) for row in (there if saved else self.results)}
 
     def add(self, outcome: Outcome, *, saved: Path | None = None) -> None:
-        """Keep a point, in the place of an earlier result of the same."""
+        """Add a point, replacing an earlier result of the same point."""
         row = record_of(outcome, self.facts["dense"]["value"])
         row |= {"model": str(saved.relative_to(self.folder))} if saved else {}
         numbers = {_key(one): number for number, one in enumerate(self.results)}
@@ -53,12 +53,12 @@ class Store:
         self.write()
 
     def write(self) -> None:
-        """Both files, each replaced as a whole."""
+        """Write both files atomically."""
         contents = {SETTINGS: self.facts, RESULTS: self.results}
         write_all({self.folder / name: json_text(content) for name, content in contents.items()})
 
     def _forget(self) -> None:
-        """Remove what a sweep writes, and nothing else."""
+        """Remove only files that a sweep writes."""
         if (self.folder / SETTINGS).is_file():
             for name in (RESULTS, CURVE, PAGE, SETTINGS):
                 (self.folder / name).unlink(missing_ok=True)
@@ -72,16 +72,16 @@ class Store:
         both = before["methods"].keys() & settings["methods"].keys()
         changed += [f"methods.{m}" for m in sorted(both) if before["methods"][m] != settings["methods"][m]]
         if changed:
-            told = ", ".join(f"{name} {_short(before, name)} (now {_short(settings, name)})" for name in changed)
+            listed = ", ".join(f"{name} {_short(before, name)} (now {_short(settings, name)})" for name in changed)
             raise OutputError(
-                f"{self.folder} holds a sweep with other settings: {told}. Give the same ones to go on with it, choose "
+                f"{self.folder} has a sweep with other settings: {listed}. Give the same settings to resume it, choose "
                 "another place, or start afresh with force (--force, force=True)."
             )
         self.facts["settings"]["methods"] = before["methods"] | settings["methods"]
 
 
 def record_of(outcome: Outcome, dense: float) -> dict[str, Any]:
-    """A point as results.json has it: what was asked under the kind's own name, what came out beside it."""
+    """A point as an entry of results.json."""
     pruned, score = outcome.pruned, outcome.score
     if pruned is None or score is None:
         raise ValueError("a point without a model has no record")
@@ -113,7 +113,7 @@ def record_of(outcome: Outcome, dense: float) -> dict[str, Any]:
 
 
 def write_all(texts: Mapping[Path, str]) -> None:
-    """Replace files, each whole or not at all; one process writes."""
+    """Write files atomically, on one process."""
 
     def write() -> None:
         for path, text in texts.items():

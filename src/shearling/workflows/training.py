@@ -1,4 +1,4 @@
-"""The training: a plain `Trainer`; with a teacher, its answers are learned beside the labels."""
+"""Fine-tuning with `Trainer`; with a teacher, also by distillation."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from shearling.data.rows import Rows
 
 TARGETS = ("labels", "start_positions", "end_positions")
-CHECKPOINTS = 10  # per run: an interruption costs a tenth of it at most
+CHECKPOINTS = 10  # per run
 WHOLE = ("trainer_state.json", "optimizer.pt", "scheduler.pt", "model.safetensors")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to train: the defaults are the paper's.
+    """Hyperparameters; the defaults are the paper's.
 
-    alpha, temperature  with a teacher: the weight of its answers against the labels', and how soft they are
-    hidden              with a teacher: the weight of its layers' hidden states beside its answers
+    alpha, temperature  with a teacher: weight of its outputs against the labels, and softmax temperature
+    hidden              with a teacher: weight of the hidden states
     """
 
     epochs: float = 3.0
@@ -54,7 +54,7 @@ class Recipe:
     hidden: float = 1.0
 
     def __post_init__(self) -> None:
-        """Complain about numbers that make no sense before any work is done."""
+        """Validate."""
         if not self.epochs > 0:
             raise InputError(f"{self.epochs:g} epochs were asked for; give more than 0, the paper takes 3.")
         if not 0 < self.lr < 1:
@@ -65,7 +65,7 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Trained:
-    """What the training says of itself."""
+    """Statistics of the training."""
 
     steps: int
     loss: float
@@ -84,7 +84,7 @@ def retrain(
     device: str = "auto",
     watcher: Watcher = quiet,
 ) -> Trained:
-    """Train `model` in place on `rows`; with a `work` folder, goes on from the checkpoints in it if there are any."""
+    """Train `model` in place on `rows`; resumes from the last checkpoint in the `work` folder, if any."""
     check_alone()
     examples = encoder.tokenize(rows)
     if teacher is None and not {*examples.tokens, *examples.values} & {*TARGETS}:
@@ -104,29 +104,29 @@ def retrain(
 
 
 def distillation_loss(student: Any, teacher: Any, batch: dict[str, Tensor], temperature: float) -> Tensor:
-    """How far the student's answers are from the teacher's: KL of softened classes, squared distance of numbers."""
+    """Distance of the outputs: KL divergence of softened classes, squared error of numbers."""
     mask = batch.get("attention_mask")
     head = head_of(student)
     names = {"span": ENDS, "embedding": ("last_hidden_state",)}.get(head, ("logits",))
     losses = []
     for mine, theirs in ((student[name], teacher[name]) for name in names):
-        if mine.dim() == 3 and mask is not None:  # [B, S, C]: padding teaches nothing
+        if mine.dim() == 3 and mask is not None:  # [B, S, C]: without padding
             mine, theirs = mine[mask.bool()], theirs[mask.bool()]
         if head == "embedding" or mine.shape[-1] == 1:
             losses.append(F.mse_loss(mine, theirs))
             continue
-        # The square keeps the gradient's size the same at every temperature.
+        # The factor makes the gradient's scale independent of the temperature.
         losses.append(divergence(mine.float() / temperature, theirs.float() / temperature).mean() * temperature**2)
     return torch.stack(losses).mean()
 
 
 def hidden_loss(student: Any, teacher: Any, batch: dict[str, Tensor]) -> Tensor:
-    """Mean over layers of the squared error of the hidden states over the teacher's variance, as in polish."""
+    """Mean over layers of squared error / teacher's variance of the hidden states, as in polish."""
     errors = []
     for name, mask in (("hidden_states", "attention_mask"), ("encoder_hidden_states", "attention_mask"),
                        ("decoder_hidden_states", "decoder_attention_mask")):  # fmt: skip
         mine, theirs = (outputs.get(name) or () for outputs in (student, teacher))
-        if len(mine) != len(theirs):  # whole layers are gone
+        if len(mine) != len(theirs):  # layers were removed
             continue
         for s, t in list(zip(mine, theirs, strict=True))[1:]:
             real = batch.get(mask)
@@ -147,7 +147,7 @@ def _trainer(
     watcher: Watcher,
 ) -> Any:
     try:
-        import accelerate  # noqa: F401 - what Trainer stands on
+        import accelerate  # noqa: F401 - required by Trainer
         from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
     except ImportError:
         raise InputError("Retraining needs accelerate; run: pip install shearling[train].") from None
@@ -179,7 +179,7 @@ def _trainer(
 
     steps = -(-len(examples) // recipe.batch_size) * recipe.epochs
     arguments = TrainingArguments(
-        output_dir=str(work or tempfile.gettempdir()),  # nothing is written there with save_strategy="no"
+        output_dir=str(work or tempfile.gettempdir()),  # unused with save_strategy="no"
         num_train_epochs=recipe.epochs,
         learning_rate=recipe.lr,
         per_device_train_batch_size=recipe.batch_size,
@@ -194,11 +194,11 @@ def _trainer(
         use_cpu=plain_device(device).type == "cpu",
         dataloader_pin_memory=torch.cuda.is_available(),
     )
-    arguments._n_gpu = min(1, arguments.n_gpu)  # with more, `Trainer` would take larger batches and share them out
+    arguments._n_gpu = min(1, arguments.n_gpu)  # prevents DataParallel, which would change the batch size
     trainer = Distilling(
         model=model,
         args=arguments,
-        train_dataset=range(len(examples)),  # the collator looks examples up: batches are padded to their own longest
+        train_dataset=range(len(examples)),  # indices; the collator looks examples up and pads
         data_collator=collate,
         callbacks=[Watching()],
     )
@@ -207,13 +207,13 @@ def _trainer(
 
 
 def last_checkpoint(work: Path) -> Path | None:
-    """The newest checkpoint that was written to its end."""
+    """The newest complete checkpoint."""
     found = [p for p in work.glob("checkpoint-*") if all((p / name).is_file() for name in WHOLE)]
     return max(found, key=lambda p: int(p.name.split("-")[-1]), default=None)
 
 
 def plain_device(name: str) -> torch.device:
-    """`Trainer` takes the CPU or the first GPU it sees, and no particular one."""
+    """The device, which for `Trainer` is the CPU or the first visible GPU."""
     device = named_device(name)
     if device.index not in (None, 0):
         raise InputError(f"Retraining runs on the first GPU it sees; say CUDA_VISIBLE_DEVICES={device.index} instead.")
@@ -221,9 +221,9 @@ def plain_device(name: str) -> torch.device:
 
 
 def check_alone() -> None:
-    """Retraining is the work of one process; under a launcher, `Trainer` would share it and the batch would grow."""
-    told = os.environ.get("WORLD_SIZE", "1")
-    world = max(int(told) if told.isdecimal() else 1, rank_and_world()[1])
+    """Raise under a launcher: with several processes, `Trainer` would increase the effective batch size."""
+    size = os.environ.get("WORLD_SIZE", "1")
+    world = max(int(size) if size.isdecimal() else 1, rank_and_world()[1])
     if world > 1:
         raise InputError(
             f"Retraining runs in one process, on one GPU; a launcher started {world} of them. "

@@ -1,4 +1,4 @@
-"""What callers give as a model and as data, and whether that has to be read first. Plain batches need nothing more."""
+"""The model and data arguments of the public functions: types, and whether they have to be read first."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Data = (
     | Iterable[Mapping[str, Any]]
     | Mapping[str, Any]  # one batch
 )
-INPUTS = {"input_ids", "inputs_embeds", "pixel_values", "input_values", "input_features"}  # what models run on
+INPUTS = {"input_ids", "inputs_embeds", "pixel_values", "input_values", "input_features"}  # main model inputs
 
 
 T = TypeVar("T")
 
 
 def renamed(old: str, new: str, given: T | None, value: T) -> T:
-    """The value of a parameter that had another name; the old name works, with a warning."""
+    """The value of a renamed parameter; the old name works with a warning."""
     if given is None:
         return value
     warnings.warn(f"{old}= is now called {new}=.", DeprecationWarning, stacklevel=3)
@@ -33,7 +33,7 @@ def renamed(old: str, new: str, given: T | None, value: T) -> T:
 
 
 def needs_reading(data: Any) -> bool:
-    """Whether the data is still text (or files, or rows of them), not yet what a model runs on."""
+    """Whether the data is text, files or raw rows instead of model inputs."""
     if isinstance(data, (str, os.PathLike)) or type(data).__name__ == "Rows":
         return True
     if hasattr(data, "column_names"):
@@ -47,19 +47,19 @@ def needs_reading(data: Any) -> bool:
 
 
 def is_text(example: Any) -> bool:
-    """A text, or a pair of texts."""
+    """Whether this is a text or a pair of texts."""
     if isinstance(example, str):
         return True
     return isinstance(example, (list, tuple)) and len(example) == 2 and all(isinstance(e, str) for e in example)
 
 
 def model_in(given: Any) -> Any:
-    """The model that is in what `shearling.prune` gave, or in what torch.compile made of it; else what was given."""
+    """Unwrap the result of `shearling.prune` or of torch.compile; other values are returned unchanged."""
     if isinstance(given, Pruned):
         return given.model
     return getattr(given, "_orig_mod", given)
 
 
 def is_transformer(model: Any) -> bool:
-    """Whether this is a model of transformers itself, not its name or something that holds one."""
+    """Whether this is a transformers model."""
     return hasattr(model, "config") and hasattr(model, "base_model")

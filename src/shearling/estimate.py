@@ -58,13 +58,15 @@ def estimate(
     on_cpu = device_of(structure.model).type == "cpu"
     return Estimate(
         _seconds(structure, sample, lengths, ratio, precision) if on_cpu else None,
-        _memory(structure, sample, ratio, weights, statistics),
+        _memory(structure, sample, ratio, weights, statistics, precision),
         weights,
         statistics,
     )
 
 
-def _memory(structure: Structure, sample: Sample, ratio: float, weights: int, statistics: int) -> int:
+def _memory(
+    structure: Structure, sample: Sample, ratio: float, weights: int, statistics: int, precision: Precision
+) -> int:
     """The maximum over the stages measure, order, refit and check."""
     longest = max(int(group.tokens.max()) for group in sample.groups)
     width = logits_per_token(structure.model)
@@ -73,7 +75,9 @@ def _memory(structure: Structure, sample: Sample, ratio: float, weights: int, st
     kept = kept_bytes(structure, tokens)
     deepest = max(sum(1 for _ in stack.layers) for stack in structure.stacks)
     inside = kept if kept <= MOST else kept // deepest + 4 * tokens * deepest * structure.sublayers[0].weight.shape[0]
-    measuring = statistics + inside + 12 * tokens * width  # logits in float32, and their gradient
+    half = used_precision(structure.model, precision) == "bfloat16"
+    head = 4 * width * int(structure.sublayers[-1].weight.shape[0]) if half else 0  # bfloat16 copies of its weights
+    measuring = statistics + inside + 12 * tokens * width + head  # logits in float32, and their gradient
     widest = max(s.units * s.width for s in structure.sublayers)
     ordering = statistics + 5 * 8 * widest**2  # A, its factor, B, C and a product, in float64
     hidden = max(s.weight.shape[0] for s in structure.sublayers)

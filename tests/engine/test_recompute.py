@@ -56,6 +56,19 @@ def test_a_drawn_loss_in_parts_is_that_in_one(monkeypatch: pytest.MonkeyPatch) -
         torch.testing.assert_close(*gradients)
 
 
+def test_a_drawn_loss_of_bfloat16_logits_is_that_of_float32_ones() -> None:
+    generator = torch.Generator().manual_seed(0)
+    half = torch.randn(3, 5, 11, generator=generator).bfloat16().requires_grad_()
+    full = half.detach().float().requires_grad_()
+    draw = torch.rand(3, 5, generator=generator, dtype=torch.float64)
+    losses_of = [losses._drawn_loss(logits, draw) for logits in (half, full)]
+    torch.testing.assert_close(*losses_of, rtol=0, atol=0)
+    gradients = [
+        torch.autograd.grad(loss.sum(), logits)[0] for loss, logits in zip(losses_of, (half, full), strict=True)
+    ]
+    torch.testing.assert_close(gradients[0], gradients[1].bfloat16(), rtol=0, atol=0)
+
+
 def test_a_gram_matrix_in_blocks_is_that_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision, "BLOCK", 4)
     rows = torch.randn(7, 18)

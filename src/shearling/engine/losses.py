@@ -65,11 +65,11 @@ def sampled_losses(model: Any, outputs: Any, batch: Batch, seed: int) -> Tensor:
         return torch.stack([_drawn_loss(only(outputs[end].float(), real), draw) for end, draw in both]).sum(0)
     if head == "embedding":
         return _signed(embeddings(model, outputs, batch), batch, seed)
-    logits: Tensor = outputs.logits.float()
     if head == "tokens":
-        real = token_mask(batch, logits)
-        losses = _drawn_loss(logits, uniform(batch.indices, logits.shape[1], seed))  # [B, S]
+        real = token_mask(batch, outputs.logits)
+        losses = _drawn_loss(outputs.logits, uniform(batch.indices, outputs.logits.shape[1], seed))  # [B, S]
         return (losses if real is None else losses * real).sum(-1)
+    logits: Tensor = outputs.logits.float()
     if head == "number":
         return _signed(logits, batch, seed)
     if head == "labels":
@@ -104,14 +104,15 @@ def _drawn_loss(logits: Tensor, draw: Tensor) -> Tensor:
 class _Drawn(torch.autograd.Function):
     """Cross-entropy of [n, C] logits against sampled classes, in chunks of rows.
 
-    For a vocabulary, the float64 distribution and its cumulative sum would take several times the memory of the logits.
+    For a vocabulary, the float64 distribution and its cumulative sum would take several times the memory of the logits,
+    and so would float32 copies of bfloat16 logits and of their gradients.
     """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, draw: Tensor) -> Tensor:
         parts, draws = (_chunks(logits)(tensor) for tensor in (logits, draw))
         target = torch.cat([_draw_classes(part, at) for part, at in zip(parts, draws, strict=True)])
-        norm = torch.cat([part.logsumexp(-1) for part in parts])
+        norm = torch.cat([_full(part).logsumexp(-1) for part in parts])
         ctx.save_for_backward(logits, target, norm)
         return norm - logits.gather(1, target[:, None])[:, 0]
 
@@ -121,10 +122,14 @@ class _Drawn(torch.autograd.Function):
         result = torch.empty_like(logits)
         every = map(_chunks(logits), (result, logits, target, norm, gradients[0]))
         for out, part, at, total, gradient in zip(*every, strict=True):
-            torch.exp(part - total[:, None], out=out)  # softmax minus one at the sampled class
-            out.scatter_add_(1, at[:, None], torch.full_like(at[:, None], -1, dtype=out.dtype))
-            out *= gradient[:, None]
+            softmax = (_full(part) - total[:, None]).exp_()  # minus one at the sampled class
+            softmax.scatter_add_(1, at[:, None], torch.full_like(at[:, None], -1, dtype=softmax.dtype))
+            out.copy_(softmax * gradient[:, None])
         return result, None
+
+
+def _full(logits: Tensor) -> Tensor:
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
 
 
 def _chunks(logits: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:

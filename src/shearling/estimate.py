@@ -21,7 +21,7 @@ from shearling.engine.recompute import MOST, is_too_much, kept_bytes
 from shearling.models.structure import Structure
 from shearling.sample.sample import Sample
 
-LIBRARIES = 4 * 10**8  # bytes of Python, torch and transformers
+LIBRARIES = 9 * 10**8  # bytes of Python, torch, transformers, and of buffers that oneDNN keeps
 BACKWARD = 2.3  # duration of forward and backward without weight gradients, in forward passes
 TEACHER, STUDENT = 1.2, 2.0  # passes through the layers of each model in the refit
 CHECKS = 2  # additional batches for checks and agreement
@@ -79,7 +79,7 @@ def _memory(
     head = 4 * width * int(structure.sublayers[-1].weight.shape[0]) if half else 0  # bfloat16 copies of its weights
     measuring = statistics + inside + 12 * tokens * width + head  # logits in float32, and their gradient
     widest = max(s.units * s.width for s in structure.sublayers)
-    ordering = statistics + 5 * 8 * widest**2  # A, its factor, B, C and a product, in float64
+    ordering = statistics + 4 * 8 * widest**2  # B, C, and a product or a factor with its copy, in float64
     hidden = max(s.weight.shape[0] for s in structure.sublayers)
     states = 4 * 4 * round(sample.examples * (sample.mean_length or longest)) * hidden
     inner = 4 * 3 * min(FORWARD_TOKENS["cpu"], sample.examples * longest) * widest  # inside one layer

@@ -115,16 +115,19 @@ class _State:
 
     @staticmethod
     def start(batch: Sequence[Curvature], damp: float) -> _State:
-        device = batch[0].W.device
-        A, W, G = (torch.stack([getattr(c, name).to(device).double() for c in batch]) for name in ("A", "W", "G"))
-        if not all(bool(statistic.isfinite().all()) for statistic in (A, W, G)):
+        if not all(bool(one.isfinite().all()) for c in batch for one in (c.A, c.W, c.G)):
             raise ModelError(
                 "The activations, gradients or weights of a sublayer are not finite, so its units cannot be ordered. "
                 "Check the weights; half precision may overflow: try --dtype float32."
             )
         # Damping also makes an all-zero A invertible; its columns then cost zero.
-        B = torch.cholesky_inverse(damped_factor(A, damp))
-        return _State(torch.stack([B, W.mT @ G @ W], 1), batch[0].width)
+        B = torch.cholesky_inverse(damped_factor(_stacked(batch, "A"), damp))
+        M = B.new_empty(len(B), 2, *B.shape[1:])
+        M[:, 0] = B
+        del B  # for wide FFNs, each of these matrices takes hundreds of megabytes
+        W = _stacked(batch, "W")
+        M[:, 1] = W.mT @ _stacked(batch, "G") @ W
+        return _State(M, batch[0].width)
 
     def _lay_out(self, names: Tensor) -> None:
         """Reset the panel and the diagonals; `names` [L, units] are the units' indices in the full sublayer."""
@@ -195,6 +198,11 @@ class _State:
         at = self.layers[:, None, None]
         self.M = torch.stack([self.M[at, i, columns[:, :, None], columns[:, None, :]] for i in (0, 1)], 1)
         self._lay_out(self.names.gather(1, stay))
+
+
+def _stacked(batch: Sequence[Curvature], name: str) -> Tensor:
+    """[L, ...] in float64, on the device of the weights; statistics may be on the host."""
+    return torch.stack([getattr(c, name).to(c.W.device) for c in batch]).double()
 
 
 def _diagonal_blocks(M: Tensor, width: int) -> Tensor:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +15,7 @@ from torch import Tensor
 
 from shearling.errors import ModelError
 from shearling.surgeon.measure import Curvature
-from shearling.surgeon.order import PANEL, Order, order
+from shearling.surgeon.order import PANEL, Order, _State, order
 
 SHAPES = {"filters": (12, 1), "heads": (5, 3), "one unit": (1, 4), "wide heads": (3, 70)}
 shapes = pytest.mark.parametrize(("units", "width"), SHAPES.values(), ids=SHAPES)
@@ -193,3 +197,23 @@ def test_statistics_that_are_not_finite_end_with_an_error(name: str) -> None:
     getattr(c, name)[0, 0] = torch.nan
     with pytest.raises(ModelError, match="not finite"):
         order([curvature(6, 1, seed=1), c])
+
+
+def test_the_matrices_of_one_batch_are_freed_before_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only when garbage is collected: for wide FFNs they take gigabytes."""
+    begun: list[weakref.ref[_State]] = []
+    start = _State.start
+
+    def noted(batch: Sequence[Curvature], damp: float) -> _State:
+        assert all(ref() is None for ref in begun)
+        state = start(batch, damp)
+        begun.append(weakref.ref(state))
+        return state
+
+    monkeypatch.setattr(_State, "start", staticmethod(noted))
+    gc.disable()
+    try:
+        order([curvature(12, 1), curvature(5, 3), curvature(40, 1)])
+    finally:
+        gc.enable()
+    assert len(begun) == 3

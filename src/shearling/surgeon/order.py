@@ -86,6 +86,7 @@ def _order_batch(batch: Sequence[Curvature], damp: float, progress: Progress) ->
     while state.left:
         state.remove_panel()
         progress(units - state.left, units)
+    del state.loop  # a reference cycle, which would keep these matrices beside those of the next sublayers
     picks = state.picked.cpu()  # [L, units]
     errors = state.costs.cpu().clamp_min(0).cumsum(1)
     zero = torch.zeros(1, dtype=torch.float64)

@@ -4,6 +4,7 @@
 
 The same command goes on where it stopped. `--budgets 0.2` or `--only base,rate` (beginnings of names) ask for other
 points. Points are lines of OUT/polish.jsonl; `--show` prints their table without running anything.
+The few passes of a CPU: `--device cpu --only few: --limit 1500 --budgets 0.2,0.1`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from typing import Any
 
 import torch
 from common import Lab, Row, arguments, lab_of
+from polish_steps import EigenAdam, Muon
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import shearling.engine.polish as stage
-from shearling.engine.distil import REFRESH, Distiller, Recipe
+from shearling.engine.distil import BETAS, REFRESH, Distiller, Recipe
 from shearling.engine.polish import polish
 from shearling.engine.targets import Bucket, States
 from shearling.methods import Surgeon
@@ -37,7 +39,7 @@ BUDGETS = (0.3, 0.2, 0.1, 0.05)
 class Variant:
     """Passes and recipe of the stage, and what only research asks for."""
 
-    passes: int = 40
+    passes: int = 40  # 0: as many as a CPU does by itself
     recipe: Recipe = field(default_factory=Recipe)
     samples: int = 2048
     outputs: bool = True  # whether they are matched
@@ -47,6 +49,10 @@ class Variant:
     layerwise: bool = False  # no gradient crosses a layer
     average: float = 0.0  # decay of a moving average of the weights, which is what is judged and kept
     refresh: int = 1  # passes over the same noise
+    optimiser: str = "adam"  # adam, muon, eigen
+    matrix_rate: float = 5e-4  # of muon, for matrices
+    betas: tuple[float, float] = BETAS
+    fade: bool = False  # the weight of hidden states goes down to a tenth of itself
 
 
 def variants() -> dict[str, Variant]:
@@ -102,6 +108,47 @@ def variants() -> dict[str, Variant]:
     }
 
 
+def few_passes() -> dict[str, Variant]:
+    """What a CPU does by itself, and what might make more of as few passes; run where `--only` asks for them."""
+    base = Variant(passes=0, recipe=Recipe(noise=0.0), refresh=4)
+
+    def few(name: str, weights: str = "all", **changes: Any) -> tuple[str, Variant]:
+        known = {key: value for key, value in changes.items() if hasattr(base, key)}
+        recipe = replace(base.recipe, **{key: value for key, value in changes.items() if key not in known})
+        return f"few: {name}", replace(base, recipe=recipe, weights=weights, **known)
+
+    return dict([
+        few("batch 64"),
+        few("batch 32", examples=32),
+        few("batch 32 + rate 1e-4", examples=32, rate=1e-4),
+        few("batch 64 + rate 1e-4", rate=1e-4),
+        few("batch 16", examples=16),
+        few("batch 16 + rate 1e-4", examples=16, rate=1e-4),
+        few("batch 64 + rate 1e-3", rate=1e-3),
+        few("batch 64 + hidden states fade", fade=True),
+        few("batch 32 + hidden x 30", examples=32, hidden=30.0),
+        few("batch 16 + hidden x 30 + warm-up 0.2", examples=16, hidden=30.0, warm_up=0.2),
+        few("batch 32 + betas 0.9 and 0.95 + warm-up 0.2", examples=32, betas=(0.9, 0.95), warm_up=0.2),
+        few("batch 64 + layers only", weights="layers"),
+        few("batch 64 + layers only + warm-up 0.3", weights="layers", warm_up=0.3),
+        few("batch 64 + muon 1e-3", optimiser="muon", matrix_rate=1e-3),
+        few("batch 64 + muon 3e-3", optimiser="muon", matrix_rate=3e-3),
+        few("batch 64 + layers only + muon 5e-4", weights="layers", optimiser="muon"),
+        few("batch 64 + layers only + muon 1e-3", weights="layers", optimiser="muon", matrix_rate=1e-3),
+        few("batch 32 + layers only + muon 5e-4", weights="layers", optimiser="muon", examples=32),
+        few("batch 64 + eigen", optimiser="eigen"),
+        few("batch 64 + layers only + eigen", weights="layers", optimiser="eigen"),
+        few("batch 32 + layers only + eigen", weights="layers", optimiser="eigen", examples=32),
+        few("batch 64 + layers only + eigen + rate 1e-3", weights="layers", optimiser="eigen", rate=1e-3),
+        few("batch 64 + layers only + eigen + average 0.9", weights="layers", optimiser="eigen", average=0.9),
+        few("batch 64 + layers only + muon 5e-4 + hidden states fade", weights="layers", optimiser="muon", fade=True),
+        few("batch 32 + layers only + muon 5e-4 + hidden states fade", weights="layers", optimiser="muon", examples=32,
+            fade=True),
+        few("batch 32 + layers only + eigen + hidden states fade", weights="layers", optimiser="eigen", examples=32,
+            fade=True),
+    ])  # fmt: skip
+
+
 class VariantDistiller(Distiller):
     """The stage's distiller with what only research asks for."""
 
@@ -109,6 +156,7 @@ class VariantDistiller(Distiller):
 
     def __init__(self, teacher: Any, student: Any, sample: Any, weights: Any, *rest: Any) -> None:
         self.shadow: list[Tensor] | None = None
+        self.share = 0.0  # of the steps that are done
         inside = {id(p) for s in student.structure.stacks for layer in s.layers for p in layer.parameters()}
         if self.variant.weights == "layers":
             weights = {p: dtype for p, dtype in weights.items() if id(p) in inside}
@@ -121,6 +169,26 @@ class VariantDistiller(Distiller):
         super().__init__(teacher, student, sample, weights, *rest)
         if self.variant.average:
             self.shadow = [w.detach().clone() for w in self.weights]
+
+    def _optimiser(self) -> Any:
+        rate, betas = self.recipe.rate, self.variant.betas
+        if self.variant.optimiser == "muon":
+            return Muon(self.changing, rate, betas, self.variant.matrix_rate / rate)
+        if self.variant.optimiser == "eigen":
+            drawn = iter(self._shuffled())
+            return EigenAdam(self.changing, rate, betas, lambda: self._given(*next(drawn)))
+        found = super()._optimiser()
+        for group in found.param_groups:
+            group["betas"] = betas
+        return found
+
+    def _given(self, bucket: int, rows: Tensor) -> list[Tensor]:
+        found = zip(self.gradients(self.buckets[bucket], rows), self.changing, strict=True)
+        return [torch.zeros_like(w) if gradient is None else gradient for gradient, w in found]
+
+    def _set_rate(self, share: float) -> None:
+        super()._set_rate(share)
+        self.share = share
 
     def step(self, bucket: int, rows: Tensor) -> None:
         super().step(bucket, rows)
@@ -139,7 +207,8 @@ class VariantDistiller(Distiller):
         chosen = [States({}, [states.hidden[i] for i in at]) for states in (found, wanted)]
         kept, self.variances = self.variances, self.variances[list(at)]
         try:
-            return super().hidden_loss(*chosen, [real[i] for i in at])
+            found_loss = super().hidden_loss(*chosen, [real[i] for i in at])
+            return found_loss * 10**-self.share if self.variant.fade else found_loss
         finally:
             self.variances = kept
 
@@ -185,7 +254,7 @@ def point(lab: Lab, students: dict[Any, Any], task: str, flops: float, seed: int
         students[key] = plan.prune(flops=flops).model
     model = copy.deepcopy(students[key])
     exam, dense = lab.bench(task).exam, lab.bench(task).dense
-    row: Row = {"task": task, "flops": flops, "seed": seed, "variant": name, "dense": dense}
+    row: Row = {"task": task, "flops": flops, "seed": seed, "variant": name, "dense": dense, "device": lab.device}
     if name != "none":
         torch.manual_seed(seed)
         REFRESH["cuda"] = REFRESH["cpu"] = variant.refresh
@@ -193,16 +262,15 @@ def point(lab: Lab, students: dict[Any, Any], task: str, flops: float, seed: int
         stage.Distiller = VariantDistiller  # type: ignore[misc]
         structure = structure_of(model)
         prepared(model, structure, variant)
-        found = polish(
-            plan.structure, structure, plan.sample, variant.passes, share=flops, recipe=variant.recipe, seed=seed
-        )
+        passes = variant.passes or "auto"
+        found = polish(plan.structure, structure, plan.sample, passes, share=flops, recipe=variant.recipe, seed=seed)
         row |= found.to_json() | {"settings": asdict(variant)}
     return row | {"value": exam.take(model).value}
 
 
 def wanted(lab: Lab, options: Any) -> Iterator[tuple[str, float, int, str, Variant]]:
     """The default at every budget first, then every variant at 10%, the most telling ones first."""
-    known = {"none": Variant(), **variants()}
+    known = {"none": Variant(), **variants(), **(few_passes() if options.only else {})}
     starts = options.only.split(",") if options.only else [""]
     chosen = {name: v for name, v in known.items() if any(name.startswith(start) for start in starts)}
     first = [name for name in ("none", "base") if name in chosen]

@@ -119,13 +119,8 @@ class Distiller:
 
     def train(self, passes: int, progress: Progress, deadline: float | None = None) -> tuple[int, str]:
         """Train for `passes` passes; returns (passes done, a note if it ended early)."""
-        cuda = self.device.type == "cuda"
         self.changing = [weight.data for weight in self.weights]  # the float32 weights, also while copies replace them
-        self.optimiser = torch.optim.AdamW(
-            self.changing,
-            lr=torch.tensor(self.recipe.rate, device=self.device) if cuda else self.recipe.rate,
-            betas=BETAS, weight_decay=0.0, fused=cuda, foreach=not cuda, capturable=cuda,
-        )  # fmt: skip
+        self.optimiser = self._optimiser()
         refresh = REFRESH.get(self.device.type, REFRESH["cpu"])
         done = 0
         try:
@@ -146,6 +141,14 @@ class Distiller:
         except KeyboardInterrupt:
             return done, f"interrupted after {done} of {passes} passes; the best state so far is kept"
         return done, ""
+
+    def _optimiser(self) -> torch.optim.Optimizer:
+        cuda = self.device.type == "cuda"
+        return torch.optim.AdamW(
+            self.changing,
+            lr=torch.tensor(self.recipe.rate, device=self.device) if cuda else self.recipe.rate,
+            betas=BETAS, weight_decay=0.0, fused=cuda, foreach=not cuda, capturable=cuda,
+        )  # fmt: skip
 
     def _refresh(self) -> None:
         """Draw new noise, and compute the teacher's states for it."""

@@ -15,7 +15,17 @@ import shearling.engine.distil
 import shearling.engine.targets
 from families import tiny_batches, tiny_model
 from shearling.engine.distil import Distiller, Recipe, trainable
-from shearling.engine.polish import FEWEST, PASSES, WORTH, Polished, checked_polish, polish, seconds_of
+from shearling.engine.polish import (
+    FEWEST,
+    MANY,
+    PASSES,
+    WORTH,
+    Polished,
+    checked_polish,
+    polish,
+    recipe_for,
+    seconds_of,
+)
 from shearling.engine.targets import MadeOn, Observed
 from shearling.errors import InputError
 from shearling.models.shrink import Cut, shrink
@@ -273,6 +283,14 @@ def test_a_cpu_does_not_begin_what_it_has_no_time_for() -> None:
     assert (result.passes, result.before) == (0, None)
     assert "fewer than 4 passes" in result.why
     assert polished(teacher, student, sample, 1, share=0.5).passes == 1  # asked for
+
+
+def test_few_passes_take_small_steps_without_noise() -> None:
+    few, many = recipe_for(MANY - 1, "tf32"), recipe_for(MANY, "tf32")
+    assert many == Recipe(precision="tf32")
+    assert few.rate < many.rate
+    assert few.examples < many.examples
+    assert (few.noise, few.precision) == (0.0, "tf32")
 
 
 def test_seconds_become_passes() -> None:

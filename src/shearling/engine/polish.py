@@ -25,7 +25,9 @@ from shearling.sample.sample import Sample
 
 Polish = Literal["auto", "off"] | int | str  # number of passes, or seconds as "30s"
 PASSES = 40  # on a GPU
-MANY = 20  # minimum passes for noise; with fewer passes the original sample is better
+MANY = 20  # minimum passes for the full recipe
+# With fewer: no noise, and smaller steps. The full rate first moves the student away, and there is no time to return.
+FEW: dict[str, Any] = {"rate": 1e-4, "examples": 32, "noise": 0.0}
 FEWEST = 4  # fewer passes gain nothing (docs/method.md)
 ROOM = 1.35  # duration on a CPU in dense passes: about that of measuring and refitting
 OVERHEAD = 0.15  # duration of a pass without units, in dense passes
@@ -105,8 +107,7 @@ def polish(
     if setting == "auto" and not passes:
         why = f"not worth it: in about the time of the rest a CPU does fewer than {FEWEST} passes, which gain nothing"
         return Polished(None, None, 0, 0.0, sample.examples, why)
-    if recipe is None:
-        recipe = Recipe(noise=Recipe.noise if passes >= MANY else 0.0, precision=precision)
+    recipe = recipe or recipe_for(passes, precision)
     while True:
         try:
             found = _polish(teacher, student, sample, passes, seconds_of(setting), precision, recipe, seed, progress)
@@ -121,6 +122,12 @@ def polish(
         recipe = replace(recipe, examples=recipe.examples // 2)
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def recipe_for(passes: int, precision: Precision) -> Recipe:
+    """The default recipe for this number of passes."""
+    recipe = Recipe(precision=precision)
+    return recipe if passes >= MANY else replace(recipe, **FEW)
 
 
 def _polish(

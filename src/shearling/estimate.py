@@ -108,7 +108,7 @@ def _seconds(
         sums += rows * (0.6 * n**2 + D**2 + 0.6 * left**2 + left * D + 2 * D**2)
         solves += 2.2 * n**3 + n**2 * D + left**3 / 3 + 6 * left**2 * D + 6 * D**3
     threads = torch.get_num_threads()
-    summed = DTYPES[used_precision(structure.model, precision)]
+    summed = DTYPES.get(used_precision(structure.model, precision), torch.float32)
     return forward * passes + sums / _speed(summed, threads) + solves / _speed(torch.float64, threads)
 
 

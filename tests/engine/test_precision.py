@@ -104,9 +104,12 @@ def test_products_on_such_a_cpu_are_bfloat16(half_cpu: None) -> None:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_attention_beside_them_is_float32(half_cpu: None, masked: bool) -> None:
+@pytest.mark.parametrize("rotary", [False, True])
+def test_attention_beside_them_is_float32(half_cpu: None, masked: bool, rotary: bool) -> None:
+    """Rotary embeddings leave queries and keys in float32."""
     generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, 3, 5, 4, generator=generator).bfloat16().requires_grad_() for _ in range(3))
+    q, k, v = (torch.randn(2, 3, 5, 4, generator=generator).bfloat16() for _ in range(3))
+    q, k, v = (t.float().requires_grad_() if rotary and t is not v else t.requires_grad_() for t in (q, k, v))
     mask = torch.zeros(2, 1, 5, 5).masked_fill(torch.arange(5) > 3, -1e4).bfloat16() if masked else None
     with kernels(nn.Linear(1, 1), "bfloat16"), torch.autocast("cpu", torch.bfloat16):
         found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)

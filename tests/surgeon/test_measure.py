@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -9,7 +11,7 @@ import torch
 from torch import Tensor
 
 from shearling.engine import precision
-from shearling.engine.hooks import run
+from shearling.engine.hooks import eager, run
 from shearling.engine.losses import label_losses, sampled_losses
 from shearling.errors import DataError
 from shearling.models.structure import structure_of
@@ -102,3 +104,26 @@ def test_bfloat16_on_a_cpu_is_near_float32(head: str, monkeypatch: pytest.Monkey
         for one, other, most in ((rounded.A, full.A, 0.05), (rounded.G, full.G, 0.3)):  # a drawn label may be another
             assert one.dtype == torch.float32
             assert 0 < (one - other).norm() < most * other.norm()
+
+
+def test_inputs_of_the_first_layer_are_freed_batch_by_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within `eager`, which disables the caller's autocast, casts must not be cached until the end."""
+    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: True)
+    structure, sample = structure_of(model_of("bert")), as_run(batches_of(4))
+    seen: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    def note(module: Any, args: tuple[Tensor, ...]) -> None:
+        alive.append(sum(ref() is not None for ref in seen))
+        seen.append(weakref.ref(args[0]))
+
+    query = structure.stacks[0].sublayers[0][0].inputs[0].module
+    query.register_forward_pre_hook(note)
+    gc.disable()
+    try:
+        with eager():
+            measure(structure, sample, precision="bfloat16")
+    finally:
+        gc.enable()
+    assert len(seen) == 4
+    assert max(alive) <= 1

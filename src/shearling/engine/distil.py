@@ -147,7 +147,7 @@ class Distiller:
         return torch.optim.AdamW(
             self.changing,
             lr=torch.tensor(self.recipe.rate, device=self.device) if cuda else self.recipe.rate,
-            betas=BETAS, weight_decay=0.0, fused=True, capturable=cuda,
+            betas=BETAS, weight_decay=0.0, fused=cuda, foreach=not cuda, capturable=cuda,
         )  # fmt: skip
 
     def _refresh(self) -> None:

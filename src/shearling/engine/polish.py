@@ -101,7 +101,7 @@ def polish(
     """
     worth = WORTH.get(device_of(student.model).type, WORTH["cpu"])
     if setting == "auto" and expected_loss is not None and expected_loss < worth:
-        why = f"not worth it: the estimated loss, {expected_loss:.2g} nats an example, is below {worth:g}"
+        why = f"not worth it: the estimated loss, {expected_loss:.2g} nats per example, is below {worth:g}"
         return Polished(None, None, 0, 0.0, sample.examples, why)
     passes = _passes(setting, share, device_of(student.model))
     if setting == "auto" and not passes:

@@ -46,8 +46,8 @@ def kernels(model: nn.Module, precision: Precision) -> Iterator[None]:
 def _float32_attention(
     attention: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> Tensor:
-    """PyTorch's attention, in float32 for bfloat16 tensors."""
-    if query.dtype != torch.bfloat16:
+    """PyTorch's attention, in float32 for bfloat16 values; queries and keys may be float32 after rotary embeddings."""
+    if value.dtype != torch.bfloat16:
         return attention(query, key, value, *args, **kwargs)
     args, kwargs = tuple(_wide(a) for a in args), {name: _wide(a) for name, a in kwargs.items()}  # the mask, if any
     with torch.autocast(query.device.type, enabled=False):
@@ -94,7 +94,8 @@ def half_precision(module: nn.Module, precision: Precision) -> Iterator[None]:
     """bfloat16 autocast of a float32 module, if requested and supported; norms and residuals stay float32."""
     parameter = next(module.parameters())
     suits = precision == "bfloat16" and parameter.dtype == torch.float32 and has_bfloat16(parameter.device)
-    with torch.autocast(parameter.device.type, torch.bfloat16, enabled=suits):
+    # Frozen weights are never cached. A cast of the first layer's input would be, with its gradient, batch after batch.
+    with torch.autocast(parameter.device.type, torch.bfloat16, enabled=suits, cache_enabled=False):
         yield
 
 

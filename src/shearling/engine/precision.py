@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -29,18 +29,28 @@ def kernels(model: nn.Module, precision: Precision) -> Iterator[None]:
     CPU: float32 attention, even if all other products are bfloat16: for up to 128 tokens, the backward pass of bfloat16
     attention in PyTorch takes up to ten times as long.
     """
-    before, planned = torch.get_float32_matmul_precision(), torch.backends.cuda.cudnn_sdp_enabled()
-    attention, device = F.scaled_dot_product_attention, next(model.parameters()).device
+    planned, attention = torch.backends.cuda.cudnn_sdp_enabled(), F.scaled_dot_product_attention
+    device = next(model.parameters()).device
     try:
-        torch.set_float32_matmul_precision("highest" if precision == "float32" else "high")
         torch.backends.cuda.enable_cudnn_sdp(False)
         if device.type == "cpu" and precision == "bfloat16" and has_bfloat16(device):
             F.scaled_dot_product_attention = partial(_float32_attention, attention)
+        with _float32_products("highest" if precision == "float32" else "high"):
+            yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(planned)
+        F.scaled_dot_product_attention = attention
+
+
+@contextmanager
+def _float32_products(how: str) -> Iterator[None]:
+    """PyTorch's precision of float32 products: highest, high (TF32 on a GPU) or medium (bfloat16 on a CPU)."""
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(how)
         yield
     finally:
         torch.set_float32_matmul_precision(before)
-        torch.backends.cuda.enable_cudnn_sdp(planned)
-        F.scaled_dot_product_attention = attention
 
 
 def _float32_attention(
@@ -197,19 +207,12 @@ def _add_symmetric_(total: Tensor, a: Tensor) -> None:
         total[start:stop, stop:] = total[stop:, start:stop].T
 
 
-@contextmanager
-def _exact_products(total: Tensor, *factors: Tensor) -> Iterator[None]:
+def _exact_products(total: Tensor, *factors: Tensor) -> AbstractContextManager[None]:
     """Float32 products by a CPU's bfloat16 instructions, where the factors are bfloat16: exact, with float32 sums."""
     suits = total.dtype == torch.float32 and all(
         a.dtype == torch.bfloat16 and a.device.type == "cpu" and has_bfloat16(a.device) for a in factors
     )
-    before = torch.get_float32_matmul_precision()
-    try:
-        if suits:
-            torch.set_float32_matmul_precision("medium")
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
+    return _float32_products("medium") if suits else nullcontext()
 
 
 def _in_parts(total: Tensor, a: Tensor) -> bool:

@@ -6,7 +6,8 @@
 MODELS holds one fine-tuned model a task (`python ../shared/tools/assemble_models.py MODELS`), DATA the task's
 TASK.train.* and TASK.dev.* files. The sample is 2,048 training examples drawn by the seed; `surgeon` sees no labels.
 Points are kept in OUT/points.jsonl, so that an interrupted run goes on; the table goes to OUT/accuracy.json, that of
-stock shapes to OUT/accuracy-stock.json, those of another --polish to OUT/accuracy-stock-polish-40.json and the like.
+stock shapes to OUT/accuracy-stock.json, those of another --polish to OUT/accuracy-stock-polish-40.json, those of
+`--own-calls` to OUT/accuracy-own-calls.json and the like.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +37,14 @@ TITLES = {"sst2": "SST-2", "stsb": "STS-B", "mrpc": "MRPC", "qnli": "QNLI"}
 def rows(lab: Lab, methods: str = "", budgets: str = "", polish: Polish = "auto") -> Iterator[dict[str, Any]]:
     known = METHODS if lab.shape == "uneven" else (SURGEON,)
     asked = [float(budget) for budget in budgets.split(",") if budget]
+    asked = asked or list(BUDGETS if lab.shape == "uneven" else STOCK_BUDGETS)
     for method in [m for m in known if m.name in methods] or known:
         used = replace(method, polish=polish) if polish != "auto" else method
-        for flops in asked or (BUDGETS if lab.shape == "uneven" else STOCK_BUDGETS):
-            for task in lab.tasks:
-                yield {"method": method.name, **lab.mean(task, used, flops)}
+        for task, seed in product(lab.tasks, lab.seeds):  # one measurement serves every budget
+            for flops in asked:
+                lab.point(task, used, flops, seed)
+        for flops, task in product(asked, lab.tasks):
+            yield {"method": method.name, **lab.mean(task, used, flops)}
 
 
 def table(found: list[dict[str, Any]]) -> str:
@@ -78,6 +83,11 @@ def main() -> None:
     parser.add_argument("--budgets", default="", help="comma-separated, instead of the table's")
     parser.add_argument("--shape", default="uneven", choices=("uneven", "stock"))
     parser.add_argument("--polish", default="auto", type=passes, help="auto, off or passes")
+    parser.add_argument(
+        "--own-calls",
+        action="store_true",
+        help="every point by a call of `shearling.prune` that takes as many of the examples as samples='auto' does",
+    )
     parser.add_argument("--write-docs", action="store_true", help="only put the kept results into docs/results.md")
     if "--write-docs" in sys.argv:
         put("docs/results.md", "results", table(kept("accuracy")))
@@ -88,8 +98,12 @@ def main() -> None:
         )
         return
     options = parser.parse_args()
-    lab = replace(lab_of(options), shape=options.shape)
-    variant = ["stock"] * (options.shape == "stock") + [f"polish-{options.polish}"] * (options.polish != "auto")
+    lab = replace(lab_of(options), shape=options.shape, own_calls=options.own_calls)
+    variant = [
+        *["stock"] * (options.shape == "stock"),
+        *[f"polish-{options.polish}"] * (options.polish != "auto"),
+        *["own-calls"] * options.own_calls,
+    ]
     made = partial(rows, methods=options.methods, budgets=options.budgets, polish=options.polish)
     print(table(execute("-".join(["accuracy", *variant]), made, lab)))
 

@@ -27,6 +27,7 @@ from shearling.methods.ranges import Shape
 from shearling.pipeline import Plan, Pruned, measure
 from shearling.sample.read import sample_of
 from shearling.sample.sample import Sample
+from shearling.workflows.prune import prune
 
 TASKS = ("sst2", "stsb", "mrpc", "qnli")
 PLANS = 6  # measurements kept in memory
@@ -107,6 +108,7 @@ class Lab:
     deadline: float | None = None
     fresh: bool = False
     shape: Shape = "uneven"
+    own_calls: bool = False
     _benches: dict[str, Bench] = field(default_factory=dict)
     _plans: OrderedDict[Any, Plan] = field(default_factory=OrderedDict)
     _samples: OrderedDict[Any, Sample] = field(default_factory=OrderedDict)
@@ -148,15 +150,19 @@ class Lab:
         return replace(plan, method=method)
 
     def pruned(self, task: str, method: Method, flops: float, seed: int = 0, samples: int | None = None) -> Pruned:
-        return self.plan(task, method, seed, samples).prune(flops=flops, shape=self.shape)
+        """From the measurement that all budgets share, or by a call of its own, as users call it."""
+        if not self.own_calls:
+            return self.plan(task, method, seed, samples).prune(flops=flops, shape=self.shape)
+        sample = self.sample(task, samples or self.samples, seed)
+        return prune(self.bench(task).model, sample, flops=flops, shape=self.shape, method=method, seed=seed)
 
     def point(self, task: str, method: Method, flops: float, seed: int = 0, samples: int | None = None) -> Row:
         """One pruned model, scored; from the store if it was done before."""
         samples = samples or self.samples
         settings = {"method": method.name, **asdict(method)}  # type: ignore[call-overload]
         settings.pop("seed", None)
-        stock = [] if self.shape == "uneven" else [self.shape]
-        key = json.dumps([task, settings, flops, seed, samples, self.limit, *stock], sort_keys=True)
+        ways = [self.shape] * (self.shape != "uneven") + ["own calls"] * self.own_calls
+        key = json.dumps([task, settings, flops, seed, samples, self.limit, *ways], sort_keys=True)
 
         def score() -> Row:
             pruned = self.pruned(task, method, flops, seed, samples)

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shearling.costs import flops_limit, macs_per_unit
+from shearling.engine.gram import Gram
 from shearling.engine.hooks import device_of
 from shearling.engine.memory import batches_that_fit
 from shearling.engine.moments import Moments
@@ -382,6 +383,6 @@ def _refit(place: Damaged, ridge: float) -> None:
 def _among(moments: Moments, columns: Tensor) -> Moments:
     """The moments of some of the columns of h."""
     return Moments(
-        moments.gram[columns][:, columns], moments.cross[columns], moments.h_sum[columns],
+        Gram([moments.gram.matrix[columns][:, columns]]), moments.cross[columns], moments.h_sum[columns],
         moments.y_sum, moments.y_squared, moments.count,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from shearling.engine.gram import Gram
 from shearling.models.sublayer import columns_of
 from shearling.surgeon.damped import damped_factor
 from shearling.surgeon.measure import Curvature
@@ -105,16 +106,18 @@ class Columns:
 
 def damped(curvature: Curvature, damp: float) -> Curvature:
     """In float64, with the damping of the order in A."""
-    factor = damped_factor(curvature.A.double()[None].clone(), damp)[0]
-    return Curvature(factor @ factor.mT, curvature.G.double(), curvature.W.double(), curvature.width)
+    factor = damped_factor(curvature.A.matrix.double()[None].clone(), damp)[0]
+    return Curvature(
+        Gram([factor @ factor.mT]), Gram([curvature.G.matrix.double()]), curvature.W.double(), curvature.width
+    )
 
 
 def with_heads(curvature: Curvature, heads: Tensor) -> Curvature:
     """Of the columns of these heads alone, refitted to make up for the others: W A_:K A_KK^-1."""
-    columns = columns_of(heads, curvature.width).to(curvature.A.device)
-    A = curvature.A[columns][:, columns]
-    W = torch.linalg.solve(A, curvature.A[columns] @ curvature.W.mT).mT
-    return Curvature(A, curvature.G, W, curvature.width)
+    columns = columns_of(heads, curvature.width).to(curvature.A.matrix.device)
+    A = curvature.A.matrix[columns][:, columns]
+    W = torch.linalg.solve(A, curvature.A.matrix[columns] @ curvature.W.mT).mT
+    return Curvature(Gram([A]), curvature.G, W, curvature.width)
 
 
 def column_bases(curvature: Curvature) -> Tensor:
@@ -124,8 +127,8 @@ def column_bases(curvature: Curvature) -> Tensor:
     B_SS are diagonal, the largest first.
     """
     d = curvature.width
-    B = torch.linalg.inv(curvature.A)
-    C = curvature.W.mT @ curvature.G @ curvature.W
+    B = torch.linalg.inv(curvature.A.matrix)
+    C = curvature.W.mT @ curvature.G.matrix @ curvature.W
     L = torch.linalg.cholesky(torch.linalg.inv(_blocks(B, d)))
     vectors = torch.linalg.eigh(L.mT @ _blocks(C, d) @ L).eigenvectors.flip(-1)
     bases: Tensor = L @ vectors
@@ -136,7 +139,7 @@ def in_basis(curvature: Curvature, basis: Tensor) -> Curvature:
     """The same curvature for h -> T^-1 h and W -> W T; units of one column."""
     T = torch.block_diag(*basis)
     inverse = torch.block_diag(*torch.linalg.inv(basis))
-    return Curvature(inverse @ curvature.A @ inverse.mT, curvature.G, curvature.W @ T, 1)
+    return Curvature(Gram([inverse @ curvature.A.matrix @ inverse.mT]), curvature.G, curvature.W @ T, 1)
 
 
 def column_ways(
@@ -153,12 +156,12 @@ def level_way(curvature: Curvature, way: Order, heads: int, *, damp: float, step
     left, columns = _start(curvature, way, heads, True, damp)
     d = columns.basis.shape[-1]
     removed = torch.stack([torch.arange(heads) * d + at for at in reversed(range(d))]).flatten()
-    C = left.W.mT @ left.G @ left.W
+    A, C = left.A.matrix, left.W.mT @ left.G.matrix @ left.W
     error = torch.full((heads * d + 1,), torch.inf, dtype=torch.float64)
     error[0] = 0.0
     for level in range(0, d, step):
         kept = removed[heads * (d - level) :].to(C.device)
-        rest = left.A - left.A[:, kept] @ torch.linalg.solve(left.A[kept][:, kept], left.A[kept]) if level else left.A
+        rest = A - A[:, kept] @ torch.linalg.solve(A[kept][:, kept], A[kept]) if level else A
         error[heads * (d - level)] = (C * rest).sum()
     return replace(columns, order=Order(removed, error))
 
@@ -167,7 +170,7 @@ def _start(curvature: Curvature, way: Order, heads: int, own_basis: bool, damp: 
     """The curvature of the heads that are left, in the basis their columns go in, and that basis with no order yet."""
     columns = whole_way(curvature.width, way, heads)
     left = with_heads(damped(curvature, damp), columns.heads)
-    columns = replace(columns, basis=column_bases(left) if own_basis else columns.basis.to(left.A))
+    columns = replace(columns, basis=column_bases(left) if own_basis else columns.basis.to(left.A.matrix))
     return in_basis(left, columns.basis), columns
 
 

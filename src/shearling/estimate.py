@@ -14,9 +14,10 @@ from functools import cache
 import torch
 
 from shearling.costs import count_macs, weight_bytes
+from shearling.engine.gram import Gram
 from shearling.engine.hooks import device_of, frozen, run
 from shearling.engine.memory import BACKWARD_TOKENS, FORWARD_TOKENS, LOGITS, cut_batches, logits_per_token
-from shearling.engine.precision import DTYPES, Precision, add_gram_, kernels, used_precision
+from shearling.engine.precision import DTYPES, Precision, kernels, used_precision
 from shearling.engine.recompute import MOST, is_too_much, kept_bytes
 from shearling.models.structure import Structure
 from shearling.sample.sample import Sample
@@ -54,10 +55,10 @@ def estimate(
 ) -> Estimate:
     """Estimate pruning to a ratio of the layers' costs; `lengths` are the tokens per example in each sublayer."""
     weights = weight_bytes(structure.model)
-    statistics = sum(4 * sum(side**2 for side in s.weight.shape) for s in structure.sublayers)
-    on_cpu = device_of(structure.model).type == "cpu"
+    device = device_of(structure.model)
+    statistics = 4 * sum(Gram.entries(side, device) for s in structure.sublayers for side in s.weight.shape)
     return Estimate(
-        _seconds(structure, sample, lengths, ratio, precision) if on_cpu else None,
+        _seconds(structure, sample, lengths, ratio, precision) if device.type == "cpu" else None,
         _memory(structure, sample, ratio, weights, statistics, precision),
         weights,
         statistics,
@@ -116,11 +117,11 @@ def _seconds(
 def _speed(dtype: torch.dtype, threads: int) -> float:
     """Multiply-accumulates per second of a^T a on this CPU, timed once per process and thread count."""
     a = torch.ones(2048, 512, dtype=dtype)
-    total = torch.zeros(512, 512, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
+    total = Gram.zeros(512, a.new_zeros((), dtype=torch.float64 if dtype == torch.float64 else torch.float32))
     best = float("inf")
     for _ in range(TRIALS + 1):  # the first starts the threads
         began = time.perf_counter()
-        add_gram_(total, a)
+        total.add_(a)
         best = min(best, time.perf_counter() - began)
     return a.numel() * len(total) / best
 

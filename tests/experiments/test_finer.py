@@ -31,6 +31,7 @@ from finer_parts import (
 )
 
 from shearling.costs import count_macs, flops_limit
+from shearling.engine.gram import Gram
 from shearling.engine.polish import polish
 from shearling.engine.progress import Stages
 from shearling.models.structure import structure_of
@@ -51,12 +52,12 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
 def curvature(heads: int = 3, width: int = 4, out: int = 6, tokens: int = 200) -> Curvature:
     n = heads * width
     h, g = randn(tokens, n) @ randn(n, n, seed=1), randn(tokens, out, seed=2) @ randn(out, out, seed=3)
-    return Curvature(h.T @ h / tokens, g.T @ g / tokens, randn(out, n, seed=4), width)
+    return Curvature(Gram([h.T @ h / tokens]), Gram([g.T @ g / tokens]), randn(out, n, seed=4), width)
 
 
 def least_error(whole: Curvature, values: Tensor) -> float:
     """The least tr(G dW A dW^T) of an output projection that sees `values h` [c, n] instead of h, by least squares."""
-    A, G = roots(whole.A)[0], roots(whole.G)[0]
+    A, G = roots(whole.A.matrix)[0], roots(whole.G.matrix)[0]
     fitted = torch.linalg.lstsq((values @ A).T, (whole.W @ A).T).solution.T  # any G: every row is fitted on its own
     return float((G @ (fitted @ values - whole.W) @ A).square().sum())
 
@@ -127,7 +128,7 @@ def test_errors_of_columns_are_those_of_the_best_fit(own_basis: bool) -> None:
 def test_the_last_direction_of_a_basis_costs_least() -> None:
     whole = damped(curvature(), DAMP)
     own = in_basis(whole, column_bases(whole))
-    B, C = torch.linalg.inv(own.A), own.W.T @ own.G @ own.W
+    B, C = torch.linalg.inv(own.A.matrix), own.W.T @ own.G.matrix @ own.W
     for head in range(3):
         block = slice(4 * head, 4 * head + 4)
         torch.testing.assert_close(B[block, block], torch.eye(4).double(), rtol=1e-6, atol=1e-8)
@@ -155,7 +156,9 @@ def test_heads_that_make_up_for_others_start_from_their_best_fit() -> None:
     left = with_heads(whole, torch.tensor([0, 2]))
     values = torch.eye(12).double()[[0, 1, 2, 3, 8, 9, 10, 11]]
     rest = left.W @ values - whole.W
-    assert float(torch.trace(whole.G @ rest @ whole.A @ rest.T)) == pytest.approx(least_error(whole, values), rel=1e-6)
+    assert float(torch.trace(whole.G.matrix @ rest @ whole.A.matrix @ rest.T)) == pytest.approx(
+        least_error(whole, values), rel=1e-6
+    )
 
 
 def test_a_kept_basis_computes_the_same() -> None:

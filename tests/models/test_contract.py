@@ -166,7 +166,7 @@ def test_statistics_are_finite_and_count_real_tokens(family: str) -> None:
         assert gradients.isfinite().all(), sublayer.name
         assert gradients.abs().sum() > 0, sublayer.name
     for sublayer, curvature in zip(structure.sublayers, measure(structure, as_run(tiny_batches(family))), strict=True):
-        for factor in (curvature.A, curvature.G):
+        for factor in (curvature.A.matrix, curvature.G.matrix):
             assert factor.isfinite().all(), sublayer.name
             assert factor.abs().sum() > 0, sublayer.name
 

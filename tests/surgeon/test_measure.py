@@ -65,8 +65,8 @@ def test_equals_a_loop_over_single_examples(head: str) -> None:
     for labels in (False, True) if label != "none" else (False,):
         found = measure(structure_of(model), sample, seed=7, labels=labels)
         for c, (A, G) in zip(found, reference(model, sample, labels=labels), strict=True):
-            torch.testing.assert_close(c.A, A.detach(), rtol=1e-6, atol=1e-10)
-            torch.testing.assert_close(c.G, G, rtol=1e-4, atol=1e-9)  # losses are worked out in single precision
+            torch.testing.assert_close(c.A.matrix, A.detach(), rtol=1e-6, atol=1e-10)
+            torch.testing.assert_close(c.G.matrix, G, rtol=1e-4, atol=1e-9)  # losses are worked out in single precision
 
 
 @pytest.mark.parametrize("power", [1.0, 2.0])
@@ -75,8 +75,8 @@ def test_tokens_of_long_texts_count_less(power: float) -> None:
     sample = as_run(batches_of(2, 3, labels="none"))
     found = measure(structure_of(model), sample, seed=7, power=power)
     for c, (A, G) in zip(found, reference(model, sample, labels=False, power=power), strict=True):
-        torch.testing.assert_close(c.A, A.detach(), rtol=1e-5, atol=1e-8)  # weights in single precision
-        torch.testing.assert_close(c.G, G, rtol=1e-4, atol=1e-9)
+        torch.testing.assert_close(c.A.matrix, A.detach(), rtol=1e-5, atol=1e-8)  # weights in single precision
+        torch.testing.assert_close(c.G.matrix, G, rtol=1e-4, atol=1e-9)
 
 
 def test_labels_that_are_not_there_are_asked_for() -> None:
@@ -101,7 +101,10 @@ def test_bfloat16_on_a_cpu_is_near_float32(head: str, monkeypatch: pytest.Monkey
     exact = measure(structure, sample, precision="bfloat16")  # this CPU is said to have none
     monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: True)
     for rounded, full in zip(measure(structure, sample, precision="bfloat16"), exact, strict=True):
-        for one, other, most in ((rounded.A, full.A, 0.05), (rounded.G, full.G, 0.3)):  # a drawn label may be another
+        for one, other, most in (
+            (rounded.A.matrix, full.A.matrix, 0.05),
+            (rounded.G.matrix, full.G.matrix, 0.3),
+        ):  # a drawn label may be another
             assert one.dtype == torch.float32
             assert 0 < (one - other).norm() < most * other.norm()
 

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from shearling.engine.gram import Gram
 from shearling.errors import ModelError
 from shearling.surgeon.measure import Curvature
 from shearling.surgeon.order import PANEL, Order, _State, order
@@ -31,7 +32,7 @@ def curvature(units: int, width: int, out: int = 4, seed: int = 0, *, identity: 
     h = draw(2 * n, n) @ (torch.eye(n, dtype=torch.float64) + 0.3 * draw(n, n))
     g = draw(3 * out, out)
     G = torch.eye(out, dtype=torch.float64) if identity else g.T @ g / len(g)
-    return Curvature(h.T @ h / len(h), G, draw(out, n), width)
+    return Curvature(Gram([h.T @ h / len(h)]), Gram([G]), draw(out, n), width)
 
 
 def residual(c: Curvature, removed: Tensor, damp: float) -> float:
@@ -40,8 +41,8 @@ def residual(c: Curvature, removed: Tensor, damp: float) -> float:
     Written as min || (W' - W) X ||^2 weighted by G, with X a square root of the damped A: an ordinary least-squares
     problem, one row of W at a time when G is the identity, and the same for any G since every row has its own optimum.
     """
-    n = c.A.shape[0]
-    A = c.A.numpy() + damp * c.A.diagonal().mean().item() * np.eye(n)
+    n = len(c.A)
+    A = c.A.matrix.numpy() + damp * c.A.matrix.diagonal().mean().item() * np.eye(n)
     X = np.linalg.cholesky(A)  # A = X X^T
     gone = (removed[:, None] * c.width + torch.arange(c.width)).flatten().numpy()
     kept = np.setdiff1d(np.arange(n), gone)
@@ -50,12 +51,12 @@ def residual(c: Curvature, removed: Tensor, damp: float) -> float:
     if len(kept):
         fitted[:, kept] = np.linalg.lstsq(X[kept].T, X.T @ W.T, rcond=None)[0].T
     change = (fitted - W) @ X
-    return float(np.trace(c.G.numpy() @ change @ change.T))
+    return float(np.trace(c.G.matrix.numpy() @ change @ change.T))
 
 
 def greedy_reference(c: Curvature, damp: float) -> tuple[list[int], list[float]]:
     """Remove, again and again, the unit whose dense refit is least bad."""
-    units = c.A.shape[0] // c.width
+    units = len(c.A) // c.width
     removed: list[int] = []
     errors = [0.0]
     while len(removed) < units:
@@ -98,7 +99,7 @@ def test_panels_and_compaction_change_nothing(units: int) -> None:
 
 def rank_one_loop(c: Curvature, damp: float) -> tuple[list[int], list[float]]:
     """The update of the design as it is written: W -= w_j B_j: / B_jj, B -= B_:j B_j: / B_jj, one filter at a time."""
-    A, W, G = (t.clone() for t in (c.A, c.W, c.G))
+    A, W, G = (t.clone() for t in (c.A.matrix, c.W, c.G.matrix))
     A += damp * A.diagonal().mean() * torch.eye(len(A), dtype=A.dtype)
     B = torch.linalg.inv(A)
     left = torch.ones(len(A), dtype=torch.bool)
@@ -131,7 +132,7 @@ def test_sublayers_of_one_shape_do_not_disturb_each_other() -> None:
 def test_scaling_the_curvature_scales_the_curve_and_keeps_the_order(a: float, g: float, seed: int) -> None:
     c = curvature(8, 1, seed=seed)
     (plain,) = order([c])
-    (scaled,) = order([Curvature(c.A * 10**a, c.G * 10**g, c.W, c.width)])
+    (scaled,) = order([Curvature(Gram([c.A.matrix * 10**a]), Gram([c.G.matrix * 10**g]), c.W, c.width)])
     assert scaled.removed.tolist() == plain.removed.tolist()
     torch.testing.assert_close(scaled.error, plain.error * 10 ** (a + g), rtol=1e-6, atol=0)
 
@@ -146,23 +147,24 @@ def test_the_curve_never_falls(units: int, width: int, seed: int) -> None:
 
 def test_single_precision_statistics_are_worked_on_in_double() -> None:
     c = curvature(30, 1, seed=3)
-    single = Curvature(c.A.float(), c.G.float(), c.W.float(), 1)
+    single = Curvature(Gram([c.A.matrix.float()]), Gram([c.G.matrix.float()]), c.W.float(), 1)
     (found,) = order([single])
-    (expected,) = order([Curvature(single.A.double(), single.G.double(), single.W.double(), 1)])
+    A, G = (Gram([one.matrix.double()]) for one in (single.A, single.G))
+    (expected,) = order([Curvature(A, G, single.W.double(), 1)])
     assert found.removed.tolist() == expected.removed.tolist()
     assert found.error.dtype == torch.float64
 
 
 def test_the_statistics_are_left_as_they_were() -> None:
     c = curvature(10, 1)
-    before = [t.clone() for t in (c.A, c.G, c.W)]
+    before = [t.clone() for t in (c.A.matrix, c.G.matrix, c.W)]
     order([c])
-    assert all(torch.equal(a, b) for a, b in zip(before, (c.A, c.G, c.W), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(before, (c.A.matrix, c.G.matrix, c.W), strict=True))
 
 
 def test_dead_and_duplicate_filters_go_first_and_for_nothing() -> None:
     c = curvature(6, 1, seed=4)
-    c.A[2], c.A[:, 2] = 0, 0  # never fires
+    c.A.matrix[2], c.A.matrix[:, 2] = 0, 0  # never fires
     c.W[:, 5] = 0  # nobody listens
     (found,) = order([c])
     assert 5 in found.removed[:2].tolist()
@@ -172,7 +174,7 @@ def test_dead_and_duplicate_filters_go_first_and_for_nothing() -> None:
 
 def test_a_sublayer_that_never_fired_costs_nothing() -> None:
     c = curvature(5, 1)
-    (found,) = order([Curvature(torch.zeros_like(c.A), c.G, c.W, 1)])
+    (found,) = order([Curvature(Gram([torch.zeros_like(c.A.matrix)]), c.G, c.W, 1)])
     assert float(found.error[-1]) < 1e-100
     assert sorted(found.removed.tolist()) == list(range(5))
 
@@ -185,7 +187,7 @@ def test_kept_takes_the_last_to_go() -> None:
 @shapes
 def test_without_damping_a_singular_matrix_is_ordered_too(units: int, width: int) -> None:
     c = curvature(units, width)
-    c.A.zero_()[0, 0] = 1.0  # of rank one
+    c.A.matrix.zero_()[0, 0] = 1.0  # of rank one
     (found,) = order([c], damp=0.0)
     assert sorted(found.removed.tolist()) == list(range(units))
     assert bool(found.error.isfinite().all())
@@ -194,7 +196,7 @@ def test_without_damping_a_singular_matrix_is_ordered_too(units: int, width: int
 @pytest.mark.parametrize("name", ["A", "G", "W"])
 def test_statistics_that_are_not_finite_end_with_an_error(name: str) -> None:
     c = curvature(6, 1)
-    getattr(c, name)[0, 0] = torch.nan
+    {"A": c.A.matrix, "G": c.G.matrix, "W": c.W}[name][0, 0] = torch.nan
     with pytest.raises(ModelError, match="not finite"):
         order([curvature(6, 1, seed=1), c])
 

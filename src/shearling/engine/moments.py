@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shearling.engine.distributed import add_up
-from shearling.engine.precision import add_gram_and_cross_
+from shearling.engine.gram import Gram, add_gram_and_cross_
 
 
 def scaled(rows: Tensor, factors: Tensor) -> Tensor:
@@ -25,7 +25,7 @@ def scaled(rows: Tensor, factors: Tensor) -> Tensor:
 class Moments:
     """Sums over tokens."""
 
-    gram: Tensor  # h^T h [n, n]
+    gram: Gram  # h^T h [n, n]
     cross: Tensor  # h^T y [n, D]
     h_sum: Tensor  # [n]
     y_sum: Tensor  # [D]
@@ -41,7 +41,7 @@ class Moments:
             return torch.zeros(shape, dtype=dtype, device=like.device)
 
         wide = torch.float64
-        return Moments(zero(n, n), zero(n, out), zero(n), zero(out), zero(dtype=wide), zero(dtype=wide))
+        return Moments(Gram.zeros(n, zero()), zero(n, out), zero(n), zero(out), zero(dtype=wide), zero(dtype=wide))
 
     def add(self, h: Tensor, y: Tensor, weights: Tensor | None = None) -> None:
         """Add tokens h [t, n], y [t, D], optionally with weights [t]."""
@@ -56,19 +56,21 @@ class Moments:
         self.count += len(h) if roots is None else roots.square().sum()
 
     def __add__(self, other: Moments) -> Moments:
-        mine, theirs = self._all(), other._all()
-        return Moments(*(a + b for a, b in zip(mine, theirs, strict=True)))
+        *columns, cross, h_sum, y_sum, y_squared, count = (
+            a + b for a, b in zip(self._all(), other._all(), strict=True)
+        )
+        return Moments(Gram(columns), cross, h_sum, y_sum, y_squared, count)
 
     def add_up(self) -> None:
         """All-reduce over processes."""
         add_up(self._all())
 
     def _all(self) -> tuple[Tensor, ...]:
-        return self.gram, self.cross, self.h_sum, self.y_sum, self.y_squared, self.count
+        return *self.gram.columns, self.cross, self.h_sum, self.y_sum, self.y_squared, self.count
 
     def with_bias(self) -> tuple[Tensor, Tensor]:
         """([n + 1, n + 1], [n + 1, D]) in float64: the Gram and cross moments of [h, 1]."""
-        gram, cross = self.gram.double(), self.cross.double()
+        gram, cross = self.gram.matrix.double(), self.cross.double()
         edge = self.h_sum.double()[:, None]
         top = torch.cat([gram, edge], 1)
         bottom = torch.cat([edge.T, self.count.view(1, 1)], 1)

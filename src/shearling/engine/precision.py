@@ -1,11 +1,11 @@
-"""Precision of the passes over the sample: TF32, bfloat16, and Gram matrices with float32 accuracy."""
+"""Precision of the passes over the sample: TF32 and bfloat16, where the hardware has them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +14,6 @@ from torch import Tensor, nn
 # Of matrix products in passes over the sample, if the hardware has it: TF32 on GPUs, bfloat16 also on some CPUs.
 Precision = Literal["float32", "tf32", "bfloat16"]
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
-EXACT_ROWS = 4096  # rows per bfloat16 GEMM; the chunks are summed in float32
-SPLIT_ROWS = 8 * EXACT_ROWS  # rows per split into high and low parts
-BLOCK = 512  # columns of a Gram matrix per block on a CPU
-COLUMN_MULTIPLE = 8  # tensor cores are slow for other column counts
 
 
 @contextmanager
@@ -35,7 +31,7 @@ def kernels(model: nn.Module, precision: Precision) -> Iterator[None]:
         torch.backends.cuda.enable_cudnn_sdp(False)
         if device.type == "cpu" and precision == "bfloat16" and has_bfloat16(device):
             F.scaled_dot_product_attention = partial(_float32_attention, attention)
-        with _float32_products("highest" if precision == "float32" else "high"):
+        with float32_products("highest" if precision == "float32" else "high"):
             yield
     finally:
         torch.backends.cuda.enable_cudnn_sdp(planned)
@@ -43,7 +39,7 @@ def kernels(model: nn.Module, precision: Precision) -> Iterator[None]:
 
 
 @contextmanager
-def _float32_products(how: str) -> Iterator[None]:
+def float32_products(how: str) -> Iterator[None]:
     """PyTorch's precision of float32 products: highest, high (TF32 on a GPU) or medium (bfloat16 on a CPU)."""
     before = torch.get_float32_matmul_precision()
     try:
@@ -112,7 +108,7 @@ def half_precision(module: nn.Module, precision: Precision) -> Iterator[None]:
 def as_multiplied(values: Tensor, precision: Precision) -> Tensor:
     """What a CPU's products in bfloat16 see of float32 values; for sums over many tokens the rounding averages out.
 
-    A GPU sums products of high and low parts instead (`add_gram_and_cross_`), which would gain a CPU nothing.
+    A GPU sums products of high and low parts instead (`gram`), which would gain a CPU nothing.
     """
     suits = precision == "bfloat16" and values.dtype == torch.float32 and values.device.type == "cpu"
     return values.bfloat16() if suits and has_bfloat16(values.device) else values
@@ -149,109 +145,3 @@ class HalfWeights:
     def _put(self, tensors: Sequence[Tensor]) -> None:
         for parameter, tensor in zip(self._parameters, tensors, strict=True):
             parameter.data = tensor
-
-
-def add_gram_(total: Tensor, a: Tensor) -> None:
-    """total += a^T a, for a [rows, n]; see `add_gram_and_cross_`."""
-    if total.device != a.device:  # the accumulator lives on the host
-        product = torch.zeros_like(total, device=a.device)
-        add_gram_(product, a)
-        total += product.to(total.device)
-    elif not _in_parts(total, a):
-        with _exact_products(total, a):
-            _add_symmetric_(total, a.to(total.dtype))
-    else:
-        for rows in a.split(SPLIT_ROWS):
-            total += _gram(_split(rows))[: len(total), : len(total)]
-
-
-def add_gram_and_cross_(gram: Tensor, cross: Tensor, h: Tensor, y: Tensor) -> None:
-    """gram += h^T h and cross += h^T y, for h [rows, n] and y [rows, m].
-
-    On a GPU, with nearly float32 accuracy at the speed of bfloat16: a float32 is split into two bfloat16, high + low,
-    and only the product low x low is dropped. This keeps 16 bits of mantissa; TF32 has 10, which makes Gram matrices
-    indefinite. bfloat16 inputs have no low part. On a CPU, only bfloat16 inputs use bfloat16 products.
-    """
-    if not _in_parts(gram, h):
-        with _exact_products(gram, h):
-            _add_symmetric_(gram, h.to(gram.dtype))
-        with _exact_products(gram, h, y):
-            cross.addmm_(h.to(gram.dtype).T, y.to(gram.dtype))
-        return
-    n, m = len(gram), cross.shape[1]
-    for h_rows, y_rows in zip(h.split(SPLIT_ROWS), y.split(SPLIT_ROWS), strict=True):
-        left, right = _split(h_rows), _split(y_rows)
-        wide = left.high.shape[-1]
-        both = _products(left.high, torch.cat([left.high, right.high], -1))
-        gram += both[:n, :n]
-        cross += both[:n, wide : wide + m]
-        lows = [part for part in (left.low, right.low) if part is not None]
-        if lows:
-            mixed = _products(left.high, torch.cat(lows, -1))
-            if right.low is not None:
-                cross += mixed[:n, -right.low.shape[-1] :][:, :m]
-            if left.low is not None:
-                gram += mixed[:n, :n] + mixed[:n, :n].T
-                cross += _products(left.low, right.high)[:n, :m]
-
-
-def _add_symmetric_(total: Tensor, a: Tensor) -> None:
-    """total += a^T a; for a large matrix on a CPU, only one half is computed."""
-    n = len(total)
-    if total.device.type != "cpu" or n < 2 * BLOCK:
-        total.addmm_(a.T, a)
-        return
-    for start in range(0, n, BLOCK):
-        stop = min(start + BLOCK, n)
-        total[start:, start:stop].addmm_(a[:, start:].T, a[:, start:stop])
-        total[start:stop, stop:] = total[stop:, start:stop].T
-
-
-def _exact_products(total: Tensor, *factors: Tensor) -> AbstractContextManager[None]:
-    """Float32 products by a CPU's bfloat16 instructions, where the factors are bfloat16: exact, with float32 sums."""
-    suits = total.dtype == torch.float32 and all(
-        a.dtype == torch.bfloat16 and a.device.type == "cpu" and has_bfloat16(a.device) for a in factors
-    )
-    return _float32_products("medium") if suits else nullcontext()
-
-
-def _in_parts(total: Tensor, a: Tensor) -> bool:
-    """Whether products are computed from bfloat16 parts, as on a GPU."""
-    exact = torch.get_float32_matmul_precision() == "highest"
-    return not exact and total.dtype == torch.float32 and a.device.type == "cuda" and has_bfloat16(a.device)
-
-
-class Parts(NamedTuple):
-    """A matrix as high + low in bfloat16, [chunks, rows, columns]."""
-
-    high: Tensor
-    low: Tensor | None
-
-
-def _split(a: Tensor) -> Parts:
-    """Split into chunks of rows, zero-padded to whole chunks and to a multiple of columns for tensor cores."""
-    missing = -len(a) % EXACT_ROWS if len(a) > EXACT_ROWS else 0
-    if missing or a.shape[1] % COLUMN_MULTIPLE:
-        a = F.pad(a, (0, -a.shape[1] % COLUMN_MULTIPLE, 0, missing))
-    a = a.unflatten(0, (-1, min(len(a), EXACT_ROWS)))
-    high = a.bfloat16()
-    return Parts(high, None if a.dtype == torch.bfloat16 else (a - high).bfloat16())
-
-
-def _gram(a: Parts) -> Tensor:
-    total = _products(a.high, a.high)
-    if a.low is not None:
-        mixed = _products(a.high, a.low)
-        total += mixed + mixed.T
-    return total
-
-
-def _products(a: Tensor, b: Tensor) -> Tensor:
-    """a^T b in float32, [columns of a, columns of b].
-
-    In chunks, because tensor cores truncate while accumulating, so long sums would drift.
-    """
-    if a.device.type == "cuda" and "dtype" in torch.ops.aten.bmm.overloads():  # from torch 2.8 on
-        return torch.bmm(a.mT, b, out_dtype=torch.float32).sum(0)
-    with torch.autocast(a.device.type, enabled=False):
-        return torch.bmm(a.mT.float(), b.float()).sum(0)  # TF32 represents bfloat16 exactly

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
+from shearling.engine.gram import Gram
 from shearling.engine.hooks import flat, frozen
 from shearling.engine.layerwise import Captured, LayerwiseRun, Point, run_layer, start_run
-from shearling.engine.precision import add_gram_
 from shearling.exporters.inputs import Inputs
 from shearling.exporters.rounding import Grid, round_columns
 from shearling.models.structure import Stack, structure_of
@@ -48,14 +48,14 @@ def _round_layer(
 
     def moments(part: int, columns: int, upto: Point, read: Callable[[Captured], Tensor | None]) -> Tensor:
         """Mean x x^T over the real tokens of all batches."""
-        total = torch.zeros(columns, columns)
+        total = Gram.zeros(columns, torch.zeros(()))
         count = 0
         for number, batch in enumerate(batches):
             x = cast(Tensor, read(run_layer(stack, depth, part, run, number, upto)))
             rows = flat(x, stack.rows(batch, x.shape[:2]))[:, :columns]
-            add_gram_(total, rows)
+            total.add_(rows)
             count += len(rows)
-        return total / count
+        return total.matrix / count
 
     for part, sublayer in enumerate(stack.sublayers[depth]):
         if sublayer.units:

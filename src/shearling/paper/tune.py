@@ -68,7 +68,7 @@ def normal_equations(weight: Tensor, bias: Tensor | None, moments: Moments, widt
     cross = moments.cross.double()
     if bias is not None:
         cross = cross - moments.h_sum.double()[:, None] * bias.double()
-    products = moments.gram.double() * (W.T @ W)  # [n, n]
+    products = moments.gram.matrix.double() * (W.T @ W)  # [n, n]
     units = len(products) // width
     normal = products.view(units, width, units, width).sum((1, 3))
     target = (cross * W.T).sum(1).view(units, width).sum(1)

@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from shearling.engine.distributed import add_up
+from shearling.engine.gram import Gram
 from shearling.engine.hooks import by_example, device_of, differentiable, flat, frozen, run, watched
 from shearling.engine.losses import check_finite, example_losses
 from shearling.engine.memory import free_bytes
 from shearling.engine.moments import scaled
-from shearling.engine.precision import Precision, add_gram_, kernels
+from shearling.engine.precision import Precision, kernels
 from shearling.engine.progress import Progress, silent
 from shearling.engine.recompute import is_too_much, recomputed
 from shearling.models.structure import Structure
@@ -29,8 +30,8 @@ from shearling.sample.batch import Batch
 class Curvature:
     """The two factors of one sublayer, and its output projection."""
 
-    A: Tensor  # [n, n]
-    G: Tensor  # [D, D]
+    A: Gram  # [n, n]
+    G: Gram  # [D, D]
     W: Tensor  # [D, n]
     width: int  # columns per unit
     tokens: float = 0.0  # number of tokens in the means
@@ -65,19 +66,19 @@ def measure(
             return
         h = by_example(h, len(batch))
         stack, shape = stacks[number], h.shape[:2]
-        rows = flat(h, stack.rows(batch, shape))[:, : found[number].A.shape[0]]
+        rows = flat(h, stack.rows(batch, shape))[:, : len(found[number].A)]
         counts[number].add_(len(rows))
         if power:
             weights = stack.weights(batch, shape, power)
             totals[number].add_(weights.sum().to(totals[number]))  # statistics may be on the host
             rows = scaled(rows, weights.sqrt())
-        add_gram_(found[number].A, rows)
+        found[number].A.add_(rows)
 
     def on_output(number: int, output: Tensor) -> None:
         def on_gradient(gradient: Tensor) -> None:
             gradient = by_example(gradient, len(batch))
             rows = flat(gradient, stacks[number].rows(batch, gradient.shape[:2]))
-            add_gram_(found[number].G, rows)
+            found[number].G.add_(rows)
 
         if output.requires_grad and not backwards:  # a sublayer without units returns a constant
             output.register_hook(on_gradient)
@@ -102,10 +103,10 @@ def measure(
             progress(done + 1, len(batches))
 
     check_finite(losses, batches)
-    add_up([t for c in found for t in (c.A, c.G)] + counts + (totals if power else []))
+    add_up([t for c in found for t in (*c.A.columns, *c.G.columns)] + counts + (totals if power else []))
     for curvature, count, total in zip(found, counts, totals, strict=True):
-        curvature.A /= total
-        curvature.G /= count
+        curvature.A.divide_(total)
+        curvature.G.divide_(count)
         curvature.tokens = float(count)
     return found
 
@@ -120,7 +121,7 @@ def merged(first: Curvature, second: Curvature) -> Curvature:
     """The curvature over the tokens of both samples."""
     tokens = first.tokens + second.tokens
     share = first.tokens / tokens
-    A, G = (a.lerp(b, 1 - share) for a, b in ((first.A, second.A), (first.G, second.G)))
+    A, G = (one.mixed(other, share) for one, other in ((first.A, second.A), (first.G, second.G)))
     return Curvature(A, G, first.W, first.width, tokens)
 
 
@@ -137,5 +138,5 @@ def _room(structure: Structure) -> bool:
 def _empty(weight: Tensor, width: int, host: bool) -> Curvature:
     dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
     device = "cpu" if host else weight.device
-    A, G = (torch.zeros(side, side, dtype=dtype, device=device) for side in reversed(weight.shape))
+    A, G = (Gram.zeros(side, torch.empty((), dtype=dtype, device=device)) for side in reversed(weight.shape))
     return Curvature(A, G, weight, width)

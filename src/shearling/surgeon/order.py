@@ -25,6 +25,7 @@ from torch import Tensor
 
 from shearling.engine.cuda_graph import Loop
 from shearling.engine.distributed import dealt, gathered
+from shearling.engine.gram import Gram
 from shearling.engine.progress import Progress, silent
 from shearling.errors import ModelError
 from shearling.surgeon.damped import damped_factor
@@ -49,7 +50,7 @@ class Order:
 
 def order(curvatures: Sequence[Curvature], *, damp: float = DAMP, progress: Progress = silent) -> list[Order]:
     """Order every sublayer; sublayers of one shape are batched, and processes share the work."""
-    mine = dealt([c.A.numel() for c in curvatures])
+    mine = dealt([len(c.A) for c in curvatures])
     groups: dict[tuple[object, ...], list[int]] = {}
     for i in mine:
         c = curvatures[i]
@@ -72,7 +73,7 @@ def _bounded(groups: Iterable[list[int]], curvatures: Sequence[Curvature]) -> It
     """Split the groups into batches that fit into memory."""
     for members in groups:
         one = curvatures[members[0]]
-        size = max(1, TOGETHER.get(one.W.device.type, TOGETHER["cpu"]) // max(1, 8 * one.A.numel()))
+        size = max(1, TOGETHER.get(one.W.device.type, TOGETHER["cpu"]) // max(1, 8 * len(one.A) ** 2))
         for start in range(0, len(members), size):
             yield members[start : start + size]
 
@@ -116,18 +117,19 @@ class _State:
 
     @staticmethod
     def start(batch: Sequence[Curvature], damp: float) -> _State:
-        if not all(bool(one.isfinite().all()) for c in batch for one in (c.A, c.W, c.G)):
+        if not all(bool(one.isfinite().all()) for c in batch for one in (c.W, *c.A.columns, *c.G.columns)):
             raise ModelError(
                 "The activations, gradients or weights of a sublayer are not finite, so its units cannot be ordered. "
                 "Check the weights; half precision may overflow: try --dtype float32."
             )
+        device = batch[0].W.device
         # Damping also makes an all-zero A invertible; its columns then cost zero.
-        B = torch.cholesky_inverse(damped_factor(_stacked(batch, "A"), damp))
+        B = torch.cholesky_inverse(damped_factor(_stacked([c.A for c in batch], device), damp))
         M = B.new_empty(len(B), 2, *B.shape[1:])
         M[:, 0] = B
         del B  # for wide FFNs, each of these matrices takes hundreds of megabytes
-        W = _stacked(batch, "W")
-        M[:, 1] = W.mT @ _stacked(batch, "G") @ W
+        W = torch.stack([c.W for c in batch]).double()
+        M[:, 1] = W.mT @ _stacked([c.G for c in batch], device) @ W
         return _State(M, batch[0].width)
 
     def _lay_out(self, names: Tensor) -> None:
@@ -201,9 +203,13 @@ class _State:
         self._lay_out(self.names.gather(1, stay))
 
 
-def _stacked(batch: Sequence[Curvature], name: str) -> Tensor:
-    """[L, ...] in float64, on the device of the weights; statistics may be on the host."""
-    return torch.stack([getattr(c, name).to(c.W.device) for c in batch]).double()
+def _stacked(sums: Sequence[Gram], device: torch.device) -> Tensor:
+    """[L, n, n] in float64; statistics may be on the host."""
+    n = len(sums[0])
+    stack = torch.empty(len(sums), n, n, dtype=torch.float64, device=device)
+    for matrix, one in zip(stack, sums, strict=True):
+        matrix.copy_(one.matrix)
+    return stack
 
 
 def _diagonal_blocks(M: Tensor, width: int) -> Tensor:

@@ -14,6 +14,7 @@ import signal
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +113,19 @@ def whole_directory(target: Path, *, force: bool = False, keep: Iterable[Any] = 
         yield folder
         _flush([*folder.rglob("*"), folder])
         folder.chmod(0o755)
-        check_writable(target, force=force, keep=keep)  # another run may have written there meanwhile
+        try:
+            check_writable(target, force=force, keep=keep)
+        except OutputError as error:  # another run wrote there meanwhile
+            spare = _free_name(target)
+            folder.rename(spare)
+            raise OutputError(f"{error} It appeared during this run; what this run made is in {spare}.") from None
         with signals_held():
             put_in_place(folder, target)
+
+
+def _free_name(target: Path) -> Path:
+    """NAME-2, NAME-3, ...: the first that does not exist."""
+    return next(p for n in count(2) if not (p := target.with_name(f"{target.name}-{n}")).exists())
 
 
 @contextmanager

@@ -127,12 +127,15 @@ def test_what_another_run_wrote_meanwhile_is_not_replaced(tmp_path: Path) -> Non
             with whole_directory(target, force=True) as other:
                 (other / "shearling.json").write_text("theirs")
 
-    with pytest.raises(OutputError, match="not empty"):
-        write()
-    assert (target / "shearling.json").read_text() == "theirs"
+    for spare in (tmp_path / "out-2", tmp_path / "out-3"):
+        with pytest.raises(OutputError, match=f"not empty.* is in {spare}"):
+            write()
+        assert (target / "shearling.json").read_text() == "theirs"
+        assert (spare / "shearling.json").read_text() == "mine"
+        (target / "shearling.json").unlink()
     write(force=True)
     assert (target / "shearling.json").read_text() == "mine"
-    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "out-2", "out-3"]
 
 
 def test_a_link_to_a_folder_stays_a_link(pruned: shearling.Pruned, tmp_path: Path) -> None:

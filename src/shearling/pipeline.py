@@ -18,7 +18,7 @@ from shearling.engine.agreement import Agreement, Answers, agreement, answers, h
 from shearling.engine.decoder import with_targets
 from shearling.engine.distributed import fail_together, on_first, rank_and_world
 from shearling.engine.hooks import device_of, eager
-from shearling.engine.memory import batches_that_fit
+from shearling.engine.memory import batches_that_fit, give_back
 from shearling.engine.polish import Polished, polish
 from shearling.engine.precision import used_precision
 from shearling.engine.progress import Stages, Watcher
@@ -108,15 +108,15 @@ class Plan:
             chosen = Selection(*self._cut(limits, step, target.shape, stages))
         else:
             step = target.multiple_of or self.method.filter_step
-            length = self.sample.mean_length if target.seq_len is None else target.seq_len
             chosen = meet(
                 target.latency,
-                target.times or table_for(dense, target.batch_size or 1, length, stages),
+                target.times or table_for(dense, target.batch_size or 1, target.seq_len or self._length, stages),
                 dense,
                 lambda more: self._cut([*limits, *more], step, target.shape, stages),
                 correct=target.correct,
                 stages=stages,
             )
+        give_back(device_of(dense.model))
         limits, cut, student = [*limits, *chosen.limits], chosen.choice.cut, chosen.student
         stock = self._with_uneven_loss(chosen.choice.stock, limits, step, stages)
         teacher, units = cut.teacher(dense), cut.units_of(student, dense)
@@ -129,6 +129,7 @@ class Plan:
                 if number:  # memory ran out half-way through the repair: start again with a fresh student
                     student = cut.student(dense)
                 repairs = self.method.repair(dense, student, batches, stages=stages, states=self.states)
+        give_back(device)
         with stages("check"):
             here = [limit.among(student.places_in(dense)) for limit in limits]
             difference = self_check(teacher, student, units, self.sample, here)
@@ -166,6 +167,11 @@ class Plan:
             return None
         sample, dense = self._held_out
         return agreement(dense, answers(student.model, sample))
+
+    @property
+    def _length(self) -> float | None:
+        """Mean number of tokens per example, where all layers see the same; else of the inputs."""
+        return self.sample.mean_length or (self.lengths[0] if len(set(self.lengths)) == 1 else None)
 
     @property
     def _step(self) -> int:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 EXAMPLES = 8  # for comparing outputs
+PART = 2**22  # numbers that are compared at once
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.1}
 
 
@@ -90,9 +91,10 @@ def check_finite(model: nn.Module) -> None:
 
 def _not_finite(model: nn.Module) -> str:
     """Name of the first parameter that is not finite, or ""."""
-    # All checks are launched before the first is read, to synchronise with a GPU only once.
-    found = [(name, parameter.isfinite().all()) for name, parameter in model.named_parameters()]
-    return next((name for name, finite in found if not finite), "")
+    # All checks are launched before the first is read, to synchronise with a GPU only once. The extremes of values with
+    # NaN are NaN, and take no copy of a large table.
+    found = [(name, p.aminmax()) for name, p in model.named_parameters() if p.numel()]
+    return next((name for name, (least, most) in found if not (least.isfinite() and most.isfinite())), "")
 
 
 def check_cut(teacher: Structure, student: Structure, kept: Sequence[Tensor], sample: Sample) -> float:
@@ -135,8 +137,10 @@ def _difference(teacher: Structure, student: Structure, sample: Sample, masks: A
             full = _values(run(teacher.model, batch.to(device_of(teacher.model))))
     worst = 0.0
     for name, value in small.items():
-        scale = full[name].float().abs().max().clamp_min(1e-6)
-        for one, other in zip(value, full[name].to(value.device), strict=True):  # by rows, to save memory
+        least, most = full[name].aminmax()  # without a copy
+        scale = torch.maximum(-least, most).float().clamp_min(1e-6)
+        pairs = zip(*(t.to(value.device).flatten().split(PART) for t in (value, full[name])), strict=True)
+        for one, other in pairs:
             difference = (one.float() - other.float()).abs().max() / scale.to(value.device)
             worst = max(worst, float(difference.nan_to_num(nan=torch.inf)))
     if not worst <= TOLERANCE.get(student.model.dtype, 1e-3):

@@ -42,7 +42,7 @@ def test_weights_are_tokens_that_come_several_times() -> None:
     found = Moments.zeros(4, 3, h)
     found.add(h, y, times.float())
     expected = moments_of(h.repeat_interleave(times, 0), y.repeat_interleave(times, 0))
-    for one, other in zip(found._all(), expected._all(), strict=True):
+    for one, other in zip(found.tensors, expected.tensors, strict=True):
         torch.testing.assert_close(one, other)
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import shearling
 import shearling.engine.distil
+import shearling.engine.polish
 import shearling.engine.targets
 from families import tiny_batches, tiny_model
 from shearling.engine.distil import Distiller, Recipe, trainable
@@ -297,6 +298,24 @@ def test_seconds_become_passes() -> None:
     teacher, student, sample = case()
     assert polished(teacher, student, sample, "0.000001s").passes == 1
     assert polished(teacher, student, sample, "1s").passes > 1
+
+
+def test_seconds_choose_the_recipe_by_the_passes_there_is_time_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[Recipe] = []
+
+    class Noting(Distiller):
+        def train(self, passes: int, *rest: Any) -> tuple[int, str]:
+            used.append(self.recipe)
+            return super().train(1, *rest)
+
+        def seconds_of_pass(self) -> float:
+            return 0.1
+
+    monkeypatch.setattr(shearling.engine.polish, "Distiller", Noting)
+    for setting in ("1s", "100s"):
+        polished(*case(), setting, recipe=None)
+    assert [recipe.rate for recipe in used] == [1e-4, 3e-4]
+    assert [recipe.noise for recipe in used] == [0.0, 0.1]
 
 
 @pytest.mark.parametrize("setting", ["sometimes", "10", "0s", "-3s", "infs", 0, -1, True, 2.5])

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import shlex
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -188,3 +190,22 @@ def test_the_command_that_makes_a_model(record: dict[str, Any]) -> None:
     assert "damp" not in made  # its default
     assert "precision" not in made  # what the device had
     assert made in " ".join(Outline(model_page(record | {"command": made})).text)
+
+
+def test_the_command_has_every_option_that_was_given(record: dict[str, Any]) -> None:
+    asked = record | {"constraint": {"latency": 0.5}}
+    told = {
+        "model": "model", "data": "rows.csv", "task": "classification", "samples": 64, "length": 30.0, "seq_len": 40,
+        "columns": [["my text", "other"], "answer"], "shape": "stock", "multiple_of": 16, "batch_size": 8,
+        "prefix": "summarize: ", "dtype": "bfloat16", "table": True, "table_file": Path("my table.json"),
+    }  # fmt: skip
+    given = shlex.split(command_of(asked, told, "out").replace("\\\n", " "))
+    for option, value in (
+        ("--text-columns", "my text,other"), ("--label-column", "answer"), ("--flops-length", "30.0"),
+        ("--shape", "stock"), ("--multiple-of", "16"), ("--batch-size", "8"), ("--seq-len", "40"),
+        ("--prefix", "summarize: "), ("--dtype", "bfloat16"), ("--table", "my table.json"), ("--latency", "0.5"),
+    ):  # fmt: skip
+        assert given[given.index(option) + 1] == value
+    of_sweep = command_of(asked, told | {"table": "its digest", "table_file": None}, "out")
+    assert "--table TABLE" in of_sweep
+    assert "--table" not in command_of(record, told, "out")  # of use with a latency only

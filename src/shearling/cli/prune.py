@@ -116,11 +116,12 @@ def prune(
         **({} if polish is None else {"polish": o.polish(polish)}),
     }  # fmt: skip
     chosen = method_from(method, flags, settings or ())
+    target = Target(flops, params, multiple_of, latency, table, correct, batch_size, seq_len, checked_shape(shape))
     expected = stages_of(chosen, scored=evaluation is not None, drop=max_drop is not None)
     with watching(not quiet, expected) as watcher:
         pruned = prune_source(
             source,
-            Target(flops, params, multiple_of, latency, table, correct, batch_size, seq_len, checked_shape(shape)),
+            target,
             chosen,
             out=None if dry_run else out,
             evaluation=evaluation,
@@ -133,7 +134,7 @@ def prune(
     changed = {} if pruned.flipped is None else {"flipped": pruned.flipped}
     record = pruned.report.to_json() | changed | {"out": None if dry_run else str(out)}
     if report is not None:
-        write_report(record, source, report, force=force)
+        write_report(record, source, target, report, force=force)
         say(f"report written to {report}", quiet=quiet)
     if as_json:
         emit(record)

@@ -58,7 +58,7 @@ def output_distance(
     logits, target = found["logits"], wanted["logits"]
     if head == "tokens":
         each = divergence(logits, target)  # [B, S]
-        real = token_mask(batch, logits)
+        real = token_mask(batch.inputs, logits)
         return each.mean() if real is None else (each * real).sum() / real.sum().clamp_min(1)
     if head == "number":
         return ((logits - target).square() / scale.to(logits)).mean()
@@ -141,7 +141,7 @@ def divergences(model: Any, wanted: Any, found: Any, batch: Batch) -> Tensor:
     p: Tensor = wanted["logits"].float()
     q: Tensor = found["logits"].float()
     if head == "tokens":
-        real = token_mask(batch, p)
+        real = token_mask(batch.inputs, p)
         each = divergence(q, p)  # [B, S]
         return (each if real is None else each * real).sum(-1)
     if head == "number":

@@ -65,6 +65,8 @@ class Gram:
 
     def add_(self, a: Tensor) -> None:
         """Add a^T a, for a [rows, n]."""
+        if not len(a):
+            return
         if self.device != a.device:  # the sum is kept on the host
             product = Gram([torch.zeros(len(self), len(self), dtype=self.dtype, device=a.device)])
             product.add_(a)
@@ -105,6 +107,8 @@ def _blocks(n: int, device: torch.device) -> list[tuple[int, int]]:
 
 def add_gram_and_cross_(gram: Gram, cross: Tensor, h: Tensor, y: Tensor) -> None:
     """gram += h^T h and cross += h^T y, for h [rows, n] and y [rows, m]; on a GPU, they share their products."""
+    if not len(h):
+        return
     if not _in_parts(cross.dtype, h):
         gram.add_(h)
         with _exact_products(cross.dtype, h, y):

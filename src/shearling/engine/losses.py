@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,7 +66,7 @@ def sampled_losses(model: Any, outputs: Any, batch: Batch, seed: int) -> Tensor:
     if head == "embedding":
         return _signed(embeddings(model, outputs, batch), batch, seed)
     if head == "tokens":
-        real = token_mask(batch, outputs.logits)
+        real = token_mask(batch.inputs, outputs.logits)
         losses = _drawn_loss(outputs.logits, uniform(batch.indices, outputs.logits.shape[1], seed))  # [B, S]
         return (losses if real is None else losses * real).sum(-1)
     logits: Tensor = outputs.logits.float()
@@ -183,15 +183,17 @@ def _in_range(target: Tensor, classes: int) -> None:
         )
 
 
-def token_losses(logits: Tensor, labels: Tensor, reduction: str = "none") -> Tensor:
-    """[B, S], or [B] with a reduction: the cross-entropy of tokens, ignoring those with label -100.
+def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """[B, S]: the cross-entropy of tokens, 0 for those with label -100.
 
-    One example at a time: a float32 copy of all logits over the vocabulary may not fit into memory.
+    A few tokens at a time: copies of all logits over the vocabulary may not fit into memory.
     """
-    rows = zip(logits, labels.to(logits.device), strict=True)
-    return torch.stack(
-        [F.cross_entropy(row.float(), at, ignore_index=IGNORED, reduction=reduction) for row, at in rows]
-    )
+    some = max(1, CHUNK.get(logits.device.type, CHUNK["cpu"]) // logits.shape[-1])
+    found = torch.empty(labels.shape, device=logits.device)
+    for example in zip(found, logits, labels.to(logits.device), strict=True):
+        for into, part, at in zip(*(t.split(some) for t in example), strict=True):
+            into.copy_(F.cross_entropy(part.float(), at, ignore_index=IGNORED, reduction="none"))
+    return found
 
 
 def only(logits: Tensor, real: Tensor | None) -> Tensor:
@@ -199,10 +201,10 @@ def only(logits: Tensor, real: Tensor | None) -> Tensor:
     return logits if real is None else logits.masked_fill(real.to(logits.device) == 0, float("-inf"))
 
 
-def token_mask(batch: Batch, logits: Tensor) -> Tensor | None:
-    """[B, S]: the mask that matches the logits [B, S, C], 1 for real tokens; None if there is none."""
+def token_mask(inputs: Mapping[str, Tensor], states: Tensor) -> Tensor | None:
+    """[B, S]: the mask that matches states or logits [B, S, ...], 1 for real tokens; None if there is none."""
     for name in ("decoder_attention_mask", "attention_mask"):
-        mask = batch.inputs.get(name)
-        if mask is not None and mask.shape == logits.shape[:2]:
-            return mask.to(logits)
+        mask = inputs.get(name)
+        if mask is not None and mask.shape == states.shape[:2]:
+            return mask.to(states)
     return None

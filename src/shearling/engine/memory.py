@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import torch
@@ -105,6 +106,13 @@ def batches_that_fit(
         if shrink > 1 and torch.cuda.is_available():
             torch.cuda.empty_cache()
         yield attempt()
+
+
+def give_back(device: torch.device) -> None:
+    """Return freed memory of a CPU's heap to the operating system; glibc would keep it, between what is in use."""
+    if device.type == "cpu":
+        with suppress(AttributeError, OSError):
+            ctypes.CDLL(None).malloc_trim(0)
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -57,15 +57,17 @@ class Moments:
 
     def __add__(self, other: Moments) -> Moments:
         *columns, cross, h_sum, y_sum, y_squared, count = (
-            a + b for a, b in zip(self._all(), other._all(), strict=True)
+            a + b for a, b in zip(self.tensors, other.tensors, strict=True)
         )
         return Moments(Gram(columns), cross, h_sum, y_sum, y_squared, count)
 
     def add_up(self) -> None:
         """All-reduce over processes."""
-        add_up(self._all())
+        add_up(self.tensors)
 
-    def _all(self) -> tuple[Tensor, ...]:
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All sums."""
         return *self.gram.columns, self.cross, self.h_sum, self.y_sum, self.y_squared, self.count
 
     def with_bias(self) -> tuple[Tensor, Tensor]:

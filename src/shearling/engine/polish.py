@@ -6,6 +6,7 @@ state with the smallest distance of the outputs on these examples is kept, so th
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -107,19 +108,21 @@ def polish(
     if setting == "auto" and not passes:
         why = f"not worth it: in about the time of the rest a CPU does fewer than {FEWEST} passes, which gain nothing"
         return Polished(None, None, 0, 0.0, sample.examples, why)
-    recipe = recipe or recipe_for(passes, precision)
+    most = sys.maxsize
     while True:
         try:
-            found = _polish(teacher, student, sample, passes, seconds_of(setting), precision, recipe, seed, progress)
+            found = _polish(
+                teacher, student, sample, passes, seconds_of(setting), precision, recipe, most, seed, progress
+            )
         except KeyboardInterrupt:  # outside the passes: the student is unchanged
             why = "interrupted before it was done; the weights are as they were"
             return Polished(None, None, 0, 0.0, sample.examples, why)
         except RuntimeError as error:
-            if not out_of_memory(error) or recipe.examples == 1 or rank_and_world()[1] > 1:
+            if not out_of_memory(error) or most == 1 or rank_and_world()[1] > 1:
                 raise
         else:
             return gathered({rank_and_world()[0]: found})[0]
-        recipe = replace(recipe, examples=recipe.examples // 2)
+        most = min(most, (recipe or recipe_for(passes, precision)).examples) // 2
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
@@ -137,23 +140,33 @@ def _polish(
     passes: int,
     limit: float | None,
     precision: Precision,
-    recipe: Recipe,
+    recipe: Recipe | None,
+    most: int,
     seed: int,
     progress: Progress,
 ) -> Polished:
+    """`most` limits the examples of a batch."""
+
+    def recipe_of(passes: int) -> Recipe:
+        chosen = recipe or recipe_for(passes, precision)
+        return replace(chosen, examples=min(chosen.examples, most))
+
+    chosen = recipe_of(passes)
     began = time.perf_counter()
     with (
         frozen(teacher.model),
         frozen(student.model),
-        kernels(student.model, recipe.precision),
+        kernels(student.model, chosen.precision),
         trainable(student.model) as weights,
         Observed(teacher, precision, beside=student).watched() as dense,
         Observed(student, "float32").watched() as pruned,  # the distiller handles half precision
     ):
-        distiller = Distiller(dense, pruned, sample, weights, recipe, seed)
+        distiller = Distiller(dense, pruned, sample, weights, chosen, seed)
         if limit is not None:
-            left = limit - (time.perf_counter() - began)
-            passes = max(1, int(left / distiller.seconds_of_pass()))
+            seconds = distiller.seconds_of_pass()
+            passes = max(1, int((limit - (time.perf_counter() - began)) / seconds))
+            if (fitting := recipe_of(passes)) != chosen:
+                distiller = Distiller(dense, pruned, sample, weights, fitting, seed)
         with distiller.undone_on_error():
             done, why = distiller.train(passes, progress, None if limit is None else began + PATIENCE * limit)
             if not distiller.finish():

@@ -309,7 +309,7 @@ def _losses(logits: torch.Tensor, labels: torch.Tensor, *, causal: bool) -> torc
     """[examples, 2]: summed cross-entropy and number of predicted tokens."""
     if causal:  # position t predicts token t + 1
         logits, labels = logits[:, :-1], labels[:, 1:]
-    return torch.stack([token_losses(logits, labels, "sum"), (labels != IGNORED).sum(dim=1)], dim=1)
+    return torch.stack([token_losses(logits, labels).sum(1), (labels != IGNORED).sum(dim=1)], dim=1)
 
 
 def next_tokens(asked: Questions, run: Predict) -> torch.Tensor:

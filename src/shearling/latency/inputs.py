@@ -30,12 +30,14 @@ def example_inputs(model: PreTrainedModel, batch_size: int, seq_len: int) -> dic
     accepted = inspect.signature(model.forward).parameters
     config = model.config
     inputs: dict[str, Tensor] = {}
-    if "pixel_values" in accepted:
+    if "spatial_shapes" in accepted:
+        inputs |= _patches(getattr(config, "vision_config", config), batch_size)
+    elif "pixel_values" in accepted:
         inputs["pixel_values"] = _images(getattr(config, "vision_config", config), batch_size)
     if "input_features" in accepted:
         inputs["input_features"] = torch.randn(batch_size, config.num_mel_bins, 2 * config.max_source_positions)
     if "input_values" in accepted:
-        inputs["input_values"] = torch.randn(batch_size, (seq_len + 1) * int(config.inputs_to_logits_ratio))
+        inputs["input_values"] = torch.randn(batch_size, (seq_len + 1) * _samples_per_token(model))
     if "input_ids" in accepted:
         inputs["input_ids"] = _tokens(getattr(config, "text_config", config), batch_size, seq_len)
     if not inputs:
@@ -73,6 +75,26 @@ def _tokens(config: Any, batch_size: int, seq_len: int) -> Tensor:
         ids[ids == end] = size - 1 if end != size - 1 else size - 2
         ids[:, -1] = end  # some heads look for the end token
     return ids
+
+
+def _patches(config: Any, batch_size: int) -> dict[str, Tensor]:
+    """Square images, already cut into patches."""
+    side = max(1, int(config.num_patches**0.5))
+    size = getattr(config, "num_channels", 3) * config.patch_size**2
+    return {
+        "pixel_values": torch.randn(batch_size, side**2, size),
+        "pixel_attention_mask": torch.ones(batch_size, side**2, dtype=torch.long),
+        "spatial_shapes": torch.full((batch_size, 2), side),
+    }
+
+
+def _samples_per_token(model: Any) -> int:
+    """How many samples of sound make one of the model's tokens."""
+    known = getattr(model.config, "inputs_to_logits_ratio", None)
+    if known is not None:
+        return int(known)
+    many = 10**6
+    return many // max(1, int(model._get_feat_extract_output_lengths(torch.tensor(many))))
 
 
 def _images(config: Any, batch_size: int) -> Tensor:

@@ -13,7 +13,8 @@ from shearling.report.charts import Level, Point, Series, chart
 from shearling.report.facts import KINDS, constraint_of
 
 Result = Mapping[str, Any]
-PASSED = ("max_length", "multiple_of", "pooling")  # settings that are command-line options of the same name
+# Settings of a run that are options of `prune` of the same name.
+PASSED = ("shape", "multiple_of", "batch_size", "seq_len", "max_length", "pooling", "prefix", "dtype")
 
 
 def grouped(results: Sequence[Result]) -> list[list[Result]]:
@@ -161,17 +162,26 @@ def command_of(row: Result, settings: Mapping[str, Any], out: str) -> str:
     """The command that makes a model; data and models given in memory appear as FILE and MODEL."""
     words = [f"--{kind} {ratio:g}" for kind, ratio in row["constraint"].items()]
     words += [f"--method {row['method']}", *_changed(row["method"], settings.get("methods", {}))]
-    words += [f"--{name.replace('_', '-')} {settings[name]}" for name in PASSED if settings.get(name) is not None]
+    words += [_option(name, settings[name]) for name in PASSED if settings.get(name) is not None]
+    if "latency" in row["constraint"] and settings.get("table"):
+        words.append(_option("table", settings.get("table_file") or "TABLE"))
     data = settings["data"]
     file = "FILE" if data.startswith("(") else shlex.quote(data)  # `(list)` was given in memory
     read = [] if data == "Hub" else [f"--data {file}"]
-    read += [f"--task {settings['task']}"] if settings.get("task") else []
+    text, label = settings.get("columns") or (None, None)
+    columns = {"task": settings.get("task"), "text_columns": text and ",".join(text), "label_column": label}
+    read += [_option(name, value) for name, value in columns.items() if value]
+    read += [_option("flops_length", settings["length"])] if settings.get("length") else []
     lines = [
         [f"shearling prune {shlex.quote(settings['model'] or 'MODEL')}"],
         [*read, f"--samples {settings['samples']}"],
         [*words, f"--seed {row['seed']}", f"--out {shlex.quote(out)}"],
     ]
     return " \\\n    ".join(map(" ".join, lines))
+
+
+def _option(name: str, value: Any) -> str:
+    return f"--{name.replace('_', '-')} {shlex.quote(str(value))}"
 
 
 def _changed(name: str, methods: Mapping[str, Mapping[str, Any]]) -> list[str]:

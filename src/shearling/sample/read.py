@@ -116,10 +116,18 @@ def _source(data: Any, limit: int | None, seed: int, reader: _Reader) -> Iterato
         reader.given, reader.rows = len(data), True
         yield from (data[int(row)] for row in np.sort(drawn))
         return
-    if not hasattr(data, "__len__") and limit is not None:
+    if limit is not None and not _has_end(data):
         reader.most = STREAMED * limit
     reader.given = getattr(data, "given", 0)  # what was drawn from rows before knows of how many
     yield from data
+
+
+def _has_end(data: Any) -> bool:
+    """Whether the data know their length; a DataLoader over a stream has the method, but it raises."""
+    try:
+        return len(data) >= 0
+    except TypeError:
+        return False
 
 
 def _drawn_from(loader: DataLoader[Any], limit: int, seed: int, reader: _Reader) -> Iterator[Any]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from shearling.sample.batch import LABELS, Batch
 
+TOKENS = {"input_ids", "inputs_embeds"}  # inputs whose mask counts tokens
 ASSUMED_LENGTH = 256  # tokens assumed for an example without token ids: an image, an audio clip
 
 
@@ -139,8 +140,8 @@ class Sample:
 
     @property
     def mean_length(self) -> float | None:
-        """Mean number of real tokens per example; None where neither masks nor token ids show it."""
-        if all("attention_mask" in group.columns for group in self.groups):
+        """Mean number of real tokens per example; None without token ids, as a mask over sound counts its samples."""
+        if all("attention_mask" in group.columns and group.columns.keys() & TOKENS for group in self.groups):
             return self.mean_total("attention_mask")
         ids = [group.columns.get("input_ids") for group in self.groups]
         if any(column is None or column.values.dim() != 2 or column.axis for column in ids):

@@ -30,7 +30,8 @@ def stages_of(method: Method, *, scored: bool = False, drop: bool = False) -> di
     if drop:
         return READING | {SCORED[0]: 5.0, "max-drop": 85.0}
     polish = {} if method.polish == "off" else {"polish": 60.0}
-    return READING | dict(method.stages) | polish | {"check": 5.0} | (dict.fromkeys(SCORED, 20.0) if scored else {})
+    before, after = ({stage: 20.0} if scored else {} for stage in SCORED)
+    return READING | before | dict(method.stages) | polish | {"check": 5.0} | after
 
 
 def quiet(stage: str, done: int, total: int) -> None:

@@ -5,6 +5,7 @@ Used by `shearling.prune` and the command; `max_drop` and `sweep` share its part
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,7 @@ from shearling.engine.distributed import on_first
 from shearling.engine.hooks import device_of, frozen
 from shearling.engine.precision import dtype_name
 from shearling.engine.progress import Watcher
-from shearling.errors import InputError
+from shearling.errors import InputError, ShearlingError
 from shearling.evaluation.exam import Evaluation, Exam
 from shearling.evaluation.flipped import flipped
 from shearling.files import RECORD, check_writable
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from shearling.workflows.max_drop import Drop
 
+logger = logging.getLogger("shearling")
 LENGTH = 128  # tokens for timing, if the sample has no length
 
 
@@ -70,6 +72,7 @@ def prune_source(
     exam = exam_of(source, loaded, evaluation, limit=limit, dense=loaded.model) if scored else None
     if drop is not None:
         target.check_fits(structure_of(loaded.model), method)
+    before = exam.take(loaded.model, progress=partial(watcher, SCORED[0])) if exam is not None and drop is None else None
     plan = measure(
         loaded.model, loaded.examples, samples=source.samples, seed=source.seed, length=source.length, method=method,
         watcher=watcher, notes=loaded.notes, target=target if drop is None else None,
@@ -78,12 +81,14 @@ def prune_source(
         pruned = drop.meet(plan, target, exam, watcher)
     else:
         pruned = plan.meet(target)
-        if exam is not None:
-            models = (loaded.model, pruned.model)
-            both = [exam.take(m, progress=partial(watcher, stage)) for m, stage in zip(models, SCORED, strict=True)]
-            pruned = with_scores(pruned, exam, *both)
+        if exam is not None and before is not None:
+            after = exam.take(pruned.model, progress=partial(watcher, SCORED[1]))
+            pruned = with_scores(pruned, exam, before, after)
     if exam is not None and timing:
-        pruned = timed(pruned, loaded.model, target.batch_size or 1, target.seq_len)
+        try:
+            pruned = timed(pruned, loaded.model, target.batch_size or 1, target.seq_len)
+        except ShearlingError as error:  # the result must not be lost
+            logger.warning("The models were not timed: %s", error)
     if loaded.sentence is not None:
         pruned = give_back(pruned, loaded.sentence)
     if out is not None:
@@ -134,13 +139,18 @@ def timed(pruned: Pruned, dense: PreTrainedModel, batch_size: int = 1, seq_len: 
     return replace(pruned, report=replace(pruned.report, timing=on_first(time_both)))
 
 
-def write_report(record: dict[str, Any], source: Source, path: Path, *, force: bool = False) -> None:
+def write_report(record: dict[str, Any], source: Source, target: Target, path: Path, *, force: bool = False) -> None:
     """Write the record of a run as a page; its `out` is the model's directory."""
     folder = Path(record["out"] or "DIR")
     saved = read_record(folder) if (folder / RECORD).is_file() else {}  # has the dense model's path
     settings = {
         "model": source.name, "data": data_name(source), "task": source.task, "samples": source.samples,
-        "max_length": source.max_length, "pooling": source.pooling, "methods": {record["method"]: record["settings"]},
+        "max_length": source.max_length, "pooling": source.pooling, "prefix": source.prefix, "dtype": source.dtype,
+        "columns": [source.text_columns, source.label_column], "length": source.length,
+        "shape": None if target.shape == "uneven" else target.shape, "multiple_of": target.multiple_of,
+        "batch_size": target.batch_size, "seq_len": target.seq_len,
+        "table": target.table is not None, "table_file": target.table,
+        "methods": {record["method"]: record["settings"]},
     }  # fmt: skip
     whole = saved | record | {"command": command_of(record, settings, str(folder))}
     on_first(lambda: write_page(whole, folder, path, force=force))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shearling._version import versions
+from shearling.checkpoint.companions import copy_companions
 from shearling.checkpoint.load import read_record
 from shearling.checkpoint.pretrained import load_model
 from shearling.data.encoder import make_encoder
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 STAGES = {"evaluate": 10.0, "retrain": 90.0}
 # Entries of the record about the old weights.
-STALE = ("agreement", "curve", "evaluation", "evaluations", "max_drop")
+STALE = ("agreement", "curve", "evaluation", "evaluations", "exports", "max_drop")
 
 
 def retrain_source(
@@ -84,7 +85,7 @@ def retrain_source(
 def write_retrained(
     model: PreTrainedModel, source: Path, out: Path, record: dict[str, Any], facts: dict[str, Any], *, force: bool
 ) -> None:
-    """Write the checkpoint with new weights; other files are copied, the record is updated."""
+    """Write the checkpoint with new weights; tokenizer, code and card are copied, the record is updated."""
     from shearling.checkpoint.card import refreshed
 
     config = CONFIG.read(source / "config.json")
@@ -97,12 +98,9 @@ def write_retrained(
         updated["base"] = os.path.relpath(os.path.normpath(source.resolve() / base), out.resolve())
     with whole_directory(out, force=force, keep=(source,)) as folder:
         model.to("cpu", kind).save_pretrained(folder)
-        for path in sorted(source.iterdir()):
-            written = (folder / path.name).exists() or path.suffix in (".safetensors", ".onnx")
-            if path.is_dir():
-                shutil.copytree(path, folder / path.name)
-            elif not written and not path.name.endswith(".index.json"):
-                shutil.copyfile(path, folder / path.name)
+        copy_companions(source, folder)
+        for path in (*source.glob("*.py"), *source.glob("README.md")):
+            shutil.copyfile(path, folder / path.name)
         card = folder / "README.md"
         if card.is_file():
             card.write_text(refreshed(card.read_text(encoding="utf-8"), record, updated), encoding="utf-8")

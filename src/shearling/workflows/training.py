@@ -20,6 +20,7 @@ from shearling.engine.distance import divergence
 from shearling.engine.distil import variance
 from shearling.engine.distributed import rank_and_world
 from shearling.engine.head import ENDS, head_of
+from shearling.engine.losses import token_mask
 from shearling.engine.progress import Watcher
 from shearling.engine.silence import quiet_transformers
 from shearling.errors import InputError
@@ -105,13 +106,13 @@ def retrain(
 
 def distillation_loss(student: Any, teacher: Any, batch: dict[str, Tensor], temperature: float) -> Tensor:
     """Distance of the outputs: KL divergence of softened classes, squared error of numbers."""
-    mask = batch.get("attention_mask")
     head = head_of(student)
     names = {"span": ENDS, "embedding": ("last_hidden_state",)}.get(head, ("logits",))
     losses = []
     for mine, theirs in ((student[name], teacher[name]) for name in names):
-        if mine.dim() == 3 and mask is not None:  # [B, S, C]: without padding
-            mine, theirs = mine[mask.bool()], theirs[mask.bool()]
+        real = token_mask(batch, mine) if mine.dim() == 3 else None
+        if real is not None:
+            mine, theirs = mine[real.bool()], theirs[real.bool()]
         if head == "embedding" or mine.shape[-1] == 1:
             losses.append(F.mse_loss(mine, theirs))
             continue

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from shearling.integrations.trainer import PruneOnTrainEnd
     from shearling.latency.table import Table, load_table
     from shearling.methods import Paper, Surgeon
-    from shearling.pipeline import Plan, Pruned, load_plan
+    from shearling.pipeline import Plan, Pruned
     from shearling.workflows.compare import compare
     from shearling.workflows.evaluate import evaluate
     from shearling.workflows.export import export
     from shearling.workflows.profile import profile
-    from shearling.workflows.prune import measure, prune
+    from shearling.workflows.prune import load_plan, measure, prune
     from shearling.workflows.sweep import sweep
 
 __all__ = [
@@ -74,12 +74,12 @@ _HOMES = {
     "shearling.checkpoint.load": ("load",),
     "shearling.latency.table": ("Table", "load_table"),
     "shearling.methods": ("Paper", "Surgeon"),
-    "shearling.pipeline": ("Plan", "Pruned", "load_plan"),
+    "shearling.pipeline": ("Plan", "Pruned"),
     "shearling.workflows.compare": ("compare",),
     "shearling.workflows.evaluate": ("evaluate",),
     "shearling.workflows.export": ("export",),
     "shearling.workflows.profile": ("profile",),
-    "shearling.workflows.prune": ("measure", "prune"),
+    "shearling.workflows.prune": ("load_plan", "measure", "prune"),
     "shearling.workflows.sweep": ("sweep",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

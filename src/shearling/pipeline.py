@@ -29,7 +29,7 @@ from shearling.estimate import Estimate, estimate
 from shearling.latency.meet import Selection, meet, table_for
 from shearling.methods import Evidence, Method, Repaired, asked, configured, method_of, settings_of
 from shearling.methods.layers import LayerOrder
-from shearling.methods.ranges import MOST_TOKENS, Samples, Shape, checked_samples
+from shearling.methods.ranges import MOST_TOKENS, Samples, Shape, checked_samples, checked_seed
 from shearling.methods.stock import Choice, StockShape, choose_stock, uneven_loss
 from shearling.models.digest import weights_digest_of
 from shearling.models.positions import positions_of
@@ -308,7 +308,7 @@ def measure(
     if length is not None and not 1 <= length <= longest:
         raise InputError(f"A length of {length} tokens makes no sense for this model; give 1 to {longest}.")
     warm_up(device)
-    limit = checked_samples(samples, method.most_examples(model))
+    limit, seed = checked_samples(samples, method.most_examples(model)), checked_seed(seed)
     sample = sample_of(data, limit=limit, accepted=accepted_by(model), seed=seed)
     check_tokens(model, sample)
     sample = with_targets(model, sample)
@@ -324,7 +324,8 @@ def measure(
     # Stock shapes lose more at the same budget, and their refits gain more from further examples.
     few = target is not None and target.shape == "uneven" and bool(limits)
     if samples == "auto" and few and device.type == "cpu":
-        first = sample.drawn(method.first_look(structure, sample), seed)
+        some = sample.drawn(method.first_look(structure, sample), seed)
+        first = some if sample.examples - some.examples >= world else sample  # every process gets some of the rest
     smallest = min((limit.ratio for limit in limits), default=1.0)
     expected = estimate(structure, first, lengths, smallest, method.precision)
     stages.say(str(expected))
@@ -345,23 +346,34 @@ def measure(
     )  # fmt: skip
 
 
+@eager()
 def load_plan(path: str | os.PathLike[str], model: PreTrainedModel, data: Any, *, samples: int | None = None) -> Plan:
-    """Load a saved measurement, given its model and data again, which the refit needs."""
+    """Load a saved measurement, given its model and batches again, which the refit needs."""
     structure = prunable(model)
     header, tensors = read_plan(Path(path))
     if header["sizes"] != structure.sizes:
         raise CheckpointError(f"{path} was measured on another model: it has {header['sizes']} units per layer.")
     if header["weights"] != weights_digest_of(structure.model):
         raise CheckpointError(f"{path} was measured on another model: same shapes, other weights. Measure this one.")
+    method = method_of_plan(path, header)
     try:
-        method = configured(header["method"], **header["settings"])
         evidence = method.unpack(tensors, structure)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path} is not a plan that shearling saved: {error}") from None
     limit = header["examples"] if samples is None else samples
-    sample = with_targets(model, sample_of(data, limit=limit, accepted=accepted_by(model), seed=header["seed"]))
+    sample = sample_of(data, limit=limit, accepted=accepted_by(structure.model), seed=header["seed"])
+    check_tokens(structure.model, sample)
+    sample = with_targets(structure.model, sample)
     warnings = list(header["warnings"])
     if header["fingerprint"] != sample.fingerprint:
         warnings.append("the plan was measured on another sample than the one given for the refit")
     seconds = dict(header["seconds"])
     return Plan(structure, sample, method, evidence, header["seed"], header["lengths"], seconds, warnings)
+
+
+def method_of_plan(path: str | os.PathLike[str], header: Mapping[str, Any]) -> Method:
+    """The method that measured a saved plan, with its settings."""
+    try:
+        return configured(header["method"], **header["settings"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} is not a plan that shearling saved: {error}") from None

@@ -11,6 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import shearling
+from bench import write_model
 from shearling.errors import CheckpointError, OutputError
 from tiny import batches_of, model_of
 
@@ -44,6 +45,15 @@ def test_other_batches_of_the_same_examples_are_the_same_sample(tmp_path: Path) 
     single = [{k: v[i : i + 1] for k, v in batch.items()} for batch in batches_of() for i in range(4)]
     loaded = shearling.load_plan(plan.save(tmp_path / "plan"), model_of("bert"), single)
     assert loaded.warnings == plan.warnings
+
+
+def test_texts_are_taken_as_they_were_when_measuring(tmp_path: Path) -> None:
+    rows = [{"sentence": f"word{i % 7} word{i % 5} word{i % 3}"} for i in range(40)]
+    model = str(write_model(tmp_path / "model"))
+    plan = shearling.measure(model, rows, samples=20, seed=3, progress=False)
+    loaded = shearling.load_plan(plan.save(tmp_path / "plan"), model, rows, progress=False)
+    assert loaded.warnings == plan.warnings  # the same sample
+    assert same(loaded.prune(flops=0.5), plan.prune(flops=0.5))
 
 
 def test_another_sample_is_noted(plan: shearling.Plan, tmp_path: Path) -> None:

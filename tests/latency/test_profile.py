@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from families import tiny_model
 from shearling.errors import InputError
 from shearling.latency import profile as module
 from shearling.latency.inputs import example_inputs
@@ -140,6 +141,13 @@ def test_inputs_without_a_mask_and_with_the_right_shape() -> None:
         example_inputs(model_of("roberta"), 1, model_of("roberta").config.max_position_embeddings)
     with pytest.raises(InputError, match="batch size of 0"):
         example_inputs(model_of("bert"), 0, 4)
+
+
+@pytest.mark.parametrize("family", ["moonshine", "wav2vec2", "siglip2", "siglip2_vision_model"])
+def test_sound_and_patches(family: str) -> None:
+    model = tiny_model(family)
+    with torch.inference_mode():
+        model(**example_inputs(model, 2, 12))
 
 
 def test_own_inputs() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
-from torch.utils.data import DataLoader, WeightedRandomSampler
+from torch.utils.data import DataLoader, IterableDataset, WeightedRandomSampler
 
 from shearling.errors import DataError
 from shearling.sample.read import Accepted, accepted_by, sample_of
@@ -167,9 +167,14 @@ def test_a_stream_is_read_only_so_far() -> None:
         while True:
             yield batches_of(1, 8)[0]
 
-    sample = sample_of(stream(), limit=4)
-    assert sample.examples == 4
-    assert any("stream" in note for note in sample.notes)
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return stream()
+
+    for data in (stream(), DataLoader(Stream(), batch_size=None)):
+        sample = sample_of(data, limit=4)
+        assert sample.examples == 4
+        assert any("stream" in note for note in sample.notes)
 
 
 def test_rows_of_a_data_set_are_drawn_by_the_seed() -> None:

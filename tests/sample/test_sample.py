@@ -111,6 +111,8 @@ def test_shards_are_a_partition(sizes: list[int], world: int) -> None:
 def test_mean_length() -> None:
     assert sample_of([{"input_ids": torch.zeros(2, 7, dtype=torch.long)}]).mean_length == 7
     assert sample_of([{"pixel_values": torch.zeros(2, 3, 8, 8)}]).mean_length is None
+    sound = {"input_values": torch.zeros(2, 4000), "attention_mask": torch.ones(2, 4000, dtype=torch.long)}
+    assert sample_of([sound]).mean_length is None  # the mask counts samples of sound
 
 
 def test_the_fingerprint_sees_every_value() -> None:

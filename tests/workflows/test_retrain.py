@@ -15,7 +15,7 @@ import shearling
 from bench import write_model, write_rows
 from shearling.checkpoint.load import read_record
 from shearling.checkpoint.pretrained import load_model, load_tokenizer
-from shearling.checkpoint.record import add_evaluation
+from shearling.checkpoint.record import add_entry, add_evaluation
 from shearling.cli import run
 from shearling.errors import CheckpointError, InputError, ModelError, OutputError
 from shearling.methods import Surgeon
@@ -161,13 +161,20 @@ def test_several_processes_are_refused(
 def test_record_and_card_say_what_was_done(place: Path, tmp_path: Path) -> None:
     score = {"task": "sst2", "metric": "accuracy", "value": 70.0, "examples": 60, "rows": "abc"}
     folder = Path(shutil.copytree(place / "pruned", tmp_path / "pruned"))
-    before = add_evaluation(folder, score | {"value": 70.001, "dense": 90.0})
+    add_evaluation(folder, score | {"value": 70.001, "dense": 90.0})
+    entry = {"out": "onnx/model.onnx", "format": "onnx", "precision": "float32", "runtime": "ONNX Runtime"}
+    before = add_entry(folder, "exports", entry | {"bytes": 15, "agreement": 1.0}, key="out")
+    (folder / "onnx").mkdir()
+    for name in ("onnx/model.onnx", "model.gguf", "model.pt2"):
+        (folder / name).write_bytes(b"the old weights")
     facts = {"epochs": 3.0, "examples": 1600, "task": "sst2", "teacher": None, "before": score}
     facts["after"] = score | {"value": 80.0}
     write_retrained(load_model(str(folder), device="cpu"), folder, tmp_path / "out", before, facts, force=False)
     record, card = read_record(tmp_path / "out"), (tmp_path / "out" / "README.md").read_text()
     assert record["evaluations"] == [score | {"value": 80.0, "dense": 90.0}]
-    assert "max_drop" not in record  # it was about other weights
+    assert not {"max_drop", "exports"} & record.keys()  # they were about other weights
+    assert not any((tmp_path / "out" / name).exists() for name in ("onnx", "model.gguf", "model.pt2"))
+    assert (tmp_path / "out" / "tokenizer.json").is_file()
     assert "| accuracy, sst2 | 90.00 | **80.00** | -10.00 | 60 examples" in card
     assert "- retraining: 3 epochs over 1,600 examples of sst2; accuracy 70.00 -> 80.00" in card
     assert "and then retrained" in card
@@ -213,6 +220,8 @@ def test_the_distillation_loss_of_numbers_spans_and_tokens() -> None:
         for t in (teacher, garbage)
     ]
     assert loss[0] == loss[1]  # padding teaches nothing
+    decoded = {"attention_mask": torch.ones(4, 9), "decoder_attention_mask": mask}
+    assert distillation_loss(outputs(logits=student), outputs(logits=garbage), decoded, 2.0) == loss[0]
     numbers = distillation_loss(outputs(logits=student[:, :1, 0]), outputs(logits=teacher[:, :1, 0]), {}, 2.0)
     assert numbers == pytest.approx(float(F.mse_loss(student[:, :1, 0], teacher[:, :1, 0])))
     spans = [outputs(start_logits=t[:, :, 0], end_logits=t[:, :, 1]) for t in (student, teacher)]

@@ -23,12 +23,12 @@ def write_plan(path: Path, header: dict[str, Any], tensors: dict[str, Tensor]) -
     return path
 
 
-def read_plan(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Returns the header and the tensors of a plan."""
+def read_plan(path: Path, *, tensors: bool = True) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Returns the header and the tensors of a plan, or the header alone."""
     try:
         with safe_open(path, framework="pt") as file:
             header = json.loads((file.metadata() or {})["shearling"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            found = {name: file.get_tensor(name) for name in file.keys() if tensors}  # noqa: SIM118 - not a mapping
     except (OSError, SafetensorError, KeyError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not a plan that can be used: {error}") from None
-    return PLAN.check(header, path), tensors
+    return PLAN.check(header, path), found

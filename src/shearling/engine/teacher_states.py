@@ -22,7 +22,7 @@ class TeacherStates:
 
     room: float
     _kept: dict[Key, Captured] = field(default_factory=dict)
-    _held: set[int] = field(default_factory=set)  # storages counted so far; entries may share them
+    _held: dict[int, int] = field(default_factory=dict)  # bytes by storage; entries may share them
     _batches: list[tuple[int, ...]] = field(default_factory=list)
 
     @classmethod
@@ -35,6 +35,7 @@ class TeacherStates:
         shapes = [tuple(next(iter(batch.inputs.values())).shape) for batch in batches]
         if shapes != self._batches:
             self._kept.clear()
+            self.room += sum(self._held.values())
             self._held.clear()
             self._batches = shapes
 
@@ -49,7 +50,7 @@ class TeacherStates:
         new = {storage.data_ptr(): storage.nbytes() for storage in tensors if storage.data_ptr() not in self._held}
         if sum(new.values()) <= self.room:
             self.room -= sum(new.values())
-            self._held |= new.keys()
+            self._held |= new
             self._kept[key] = kept
 
 

@@ -55,7 +55,7 @@ class MetLatency:
     batch_size: int
     seq_len: int
     dtype: str
-    threads: int
+    threads: int | None  # of a CPU
     runtime: str
     corrections: int
     layer_time: list[float]
@@ -147,8 +147,9 @@ def meet(
         warnings.append(f"asked for {ratio:g} of the dense time, measured {measured:.3f}")
     record = MetLatency(
         ratio, predicted, measured, speedup=1 / measured, measured_on=here, device=table.device,
-        batch_size=table.batch_size, seq_len=table.seq_len, dtype=table.dtype, threads=table.threads,
-        runtime=table.runtime, corrections=len(tried) - 1, layer_time=table.layer_shares(teacher), tried=tried,
+        batch_size=table.batch_size, seq_len=table.seq_len, dtype=table.dtype,
+        threads=table.threads if table.device_type == "cpu" else None, runtime=table.runtime,
+        corrections=len(tried) - 1, layer_time=table.layer_shares(teacher), tried=tried,
     )  # fmt: skip
     return Selection(choice, student, limits, record, warnings)
 

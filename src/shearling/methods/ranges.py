@@ -12,6 +12,7 @@ Samples = int | Literal["auto"]
 Shape = Literal["uneven", "stock"]
 MOST_TOKENS = 2**20  # per example, where the model has no limit of its own
 MOST_SAMPLES = 2048  # maximum of samples="auto"
+SEEDS = 2**63  # bound of torch's seeds
 MOST_TEXTS = 8192  # the same for embedding models on a GPU, where more texts cost seconds and improve recall
 DAMPING = (0.0, 1e6)  # share of the mean diagonal; 0 means none, as far as the matrices allow it
 
@@ -61,6 +62,13 @@ def checked_samples(samples: object, most: int = MOST_SAMPLES) -> int:
     if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
         raise InputError(f'samples={samples!r} makes no sense; give a number of examples, or "auto".')
     return samples
+
+
+def checked_seed(seed: object) -> int:
+    """Check a seed: torch and NumPy take the same ones from 0 on."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < SEEDS:
+        raise InputError(f"seed={seed!r} makes no sense; give a whole number from 0 to 2^63 - 1.")
+    return seed
 
 
 def checked_shape(shape: object) -> Shape:

@@ -37,7 +37,7 @@ def needs_reading(data: Any) -> bool:
     if isinstance(data, (str, os.PathLike)) or type(data).__name__ == "Rows":
         return True
     if hasattr(data, "column_names"):
-        return not INPUTS & set(data.column_names)
+        return not INPUTS & set(data.column_names or ())  # a stream may not know them
     if not isinstance(data, Sequence) or not len(data):
         return False
     first = data[0]

@@ -12,14 +12,13 @@ from shearling.engine.progress import Watcher
 from shearling.errors import ConstraintError, InputError
 from shearling.evaluation.exam import Evaluation, Exam
 from shearling.methods import Method, method_of
-from shearling.methods.ranges import Shape
+from shearling.methods.ranges import Shape, checked_seed
 from shearling.pipeline import Pruned, measure
 from shearling.target import Target
 from shearling.workflows.progress import quiet
 from shearling.workflows.source import Loaded, Source, draw
 
 N = TypeVar("N", int, float)
-SEEDS = 2**63  # bound of torch's seeds
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)  # default budgets, of FLOPs
 Key = tuple[str, tuple[tuple[str, float], ...], int]  # method, constraint, seed
 
@@ -41,8 +40,7 @@ class Grid:
             if not values:
                 raise InputError(f"The sweep has no {name}; give at least one.")
         for seed in self.seeds:
-            if not 0 <= seed < SEEDS:
-                raise InputError(f"--seeds takes numbers from 0 to 2^63 - 1, not {seed}.")
+            checked_seed(seed)
         if self.table is None and any("latency" in budget for budget in self.budgets):
             raise ConstraintError("A sweep over --latency needs a --table; make it with `shearling profile`.")
 

@@ -1,4 +1,4 @@
-"""`shearling.prune` and `shearling.measure`.
+"""`shearling.prune`, `shearling.measure` and `shearling.load_plan`.
 
 Model inputs go directly to the pipeline, without importing the modules that read files and texts.
 """
@@ -6,10 +6,12 @@ Model inputs go directly to the pipeline, without importing the modules that rea
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from shearling import pipeline
+from shearling.checkpoint.plan import read_plan
 from shearling.engine.progress import Watcher
 from shearling.methods import Method, method_of
 from shearling.methods.ranges import Samples, Shape
@@ -17,6 +19,9 @@ from shearling.pipeline import Plan, Pruned
 from shearling.target import TableLike, Target
 from shearling.workflows.arguments import Data, is_transformer, model_in, needs_reading, renamed
 from shearling.workflows.progress import READING, ProgressLike, stages_of, watching
+
+if TYPE_CHECKING:
+    from shearling.workflows.source import Loaded, Source
 
 
 def prune(
@@ -114,8 +119,9 @@ def prune(
         from shearling.workflows.source import Source
 
         source = Source(
-            model, data, task, text_columns, label_column, max_length, None, samples, seed, device, dtype,
-            trust_remote_code, length, metric, index, pooling, tokenizer, prefix,
+            model, data, task=task, text_columns=text_columns, label_column=label_column, max_length=max_length,
+            samples=samples, seed=seed, device=device, dtype=dtype, trust_remote_code=trust_remote_code,
+            length=length, metric=metric, index=index, pooling=pooling, tokenizer=tokenizer, prefix=prefix,
         )  # fmt: skip
         return prune_source(
             source, target, chosen, evaluation=eval, limit=limit, drop=drop_of(max_drop, by), timing=timing,
@@ -160,25 +166,72 @@ def measure(
             return pipeline.measure(
                 model, data, method=chosen, samples=samples, seed=seed, length=length, watcher=watch
             )  # fmt: skip
-        from shearling.integrations.sentence_transformers import sentence_plan
-        from shearling.workflows.source import Source, open_source
+        from shearling.workflows.source import Source
 
-        source = Source(
-            model, data, task, text_columns, label_column, max_length, None, samples, seed, device, dtype,
-            trust_remote_code, length, None, None, pooling, tokenizer, prefix,
+        return _plan_of(
+            Source(
+                model, data, task=task, text_columns=text_columns, label_column=label_column, max_length=max_length,
+                samples=samples, seed=seed, device=device, dtype=dtype, trust_remote_code=trust_remote_code,
+                length=length, pooling=pooling, tokenizer=tokenizer, prefix=prefix,
+            ),
+            chosen,
+            watch,
+            lambda loaded: pipeline.measure(
+                loaded.model, loaded.examples, method=chosen, samples=samples, seed=seed, length=length,
+                watcher=watch, notes=loaded.notes,
+            ),
         )  # fmt: skip
-        loaded = open_source(source, methods=[chosen], scored=False, watcher=watch)
-        plan = pipeline.measure(
-            loaded.model,
-            loaded.examples,
-            samples=source.samples,
-            seed=source.seed,
-            length=source.length,
-            method=chosen,
-            watcher=watch,
-            notes=loaded.notes,
-        )
-        return plan if loaded.sentence is None else sentence_plan(plan, loaded.sentence)
+
+
+def load_plan(
+    path: str | os.PathLike[str],
+    model: Any,
+    data: Data,
+    *,
+    tokenizer: Any = None,
+    samples: int | None = None,
+    task: str | None = None,
+    text_columns: Sequence[str] | None = None,
+    label_column: str | None = None,
+    max_length: int | None = None,
+    pooling: str | None = None,
+    prefix: str | None = None,
+    device: str = "auto",
+    dtype: str | None = None,
+    trust_remote_code: bool = False,
+    progress: ProgressLike = True,
+) -> Plan:
+    """Load what `Plan.save` wrote, given its model and data again, which the refit needs.
+
+    The other parameters are those of `shearling.prune`; the sample is drawn as it was.
+    """
+    model = model_in(model)
+    if _ready(model, data):
+        return pipeline.load_plan(path, model, data, samples=samples)
+    from shearling.workflows.source import Source
+
+    header, _ = read_plan(Path(path), tensors=False)
+    with watching(progress, READING) as watch:
+        return _plan_of(
+            Source(
+                model, data, task=task, text_columns=text_columns, label_column=label_column, max_length=max_length,
+                samples=header["examples"] if samples is None else samples, seed=header["seed"], device=device,
+                dtype=dtype, trust_remote_code=trust_remote_code, pooling=pooling, tokenizer=tokenizer, prefix=prefix,
+            ),
+            pipeline.method_of_plan(path, header),
+            watch,
+            lambda loaded: pipeline.load_plan(path, loaded.model, loaded.examples, samples=samples),
+        )  # fmt: skip
+
+
+def _plan_of(source: Source, method: Method, watch: Watcher, make: Callable[[Loaded], Plan]) -> Plan:
+    """Open a source and make the plan of what it holds."""
+    from shearling.integrations.sentence_transformers import sentence_plan
+    from shearling.workflows.source import open_source
+
+    loaded = open_source(source, methods=[method], scored=False, watcher=watch)
+    plan = make(loaded)
+    return plan if loaded.sentence is None else sentence_plan(plan, loaded.sentence)
 
 
 def _ready(model: Any, data: Any) -> bool:

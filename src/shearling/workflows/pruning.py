@@ -72,7 +72,9 @@ def prune_source(
     exam = exam_of(source, loaded, evaluation, limit=limit, dense=loaded.model) if scored else None
     if drop is not None:
         target.check_fits(structure_of(loaded.model), method)
-    before = exam.take(loaded.model, progress=partial(watcher, SCORED[0])) if exam is not None and drop is None else None
+    before = (
+        exam.take(loaded.model, progress=partial(watcher, SCORED[0])) if exam is not None and drop is None else None
+    )
     plan = measure(
         loaded.model, loaded.examples, samples=source.samples, seed=source.seed, length=source.length, method=method,
         watcher=watcher, notes=loaded.notes, target=target if drop is None else None,

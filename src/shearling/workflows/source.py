@@ -18,7 +18,7 @@ from shearling.errors import DataError, InputError, ModelError
 from shearling.evaluation.exam import Exam, make_exam
 from shearling.integrations.sentence_transformers import is_sentence_model, transformer_of
 from shearling.methods import Method
-from shearling.methods.ranges import Samples, checked_samples
+from shearling.methods.ranges import Samples, checked_samples, checked_seed
 from shearling.models.pooling import pooling_of
 from shearling.sample.read import accepted_by, reads_targets
 from shearling.workflows.arguments import is_text, is_transformer, needs_reading
@@ -77,6 +77,11 @@ class Source:
     tokenizer: Any = None
     prefix: str | None = None
     images: ImageOptions | None = None
+
+    def __post_init__(self) -> None:
+        checked_seed(self.seed)
+        if isinstance(self.text_columns, str):  # a single name
+            object.__setattr__(self, "text_columns", (self.text_columns,))
 
     @property
     def named(self) -> bool:

@@ -6,7 +6,6 @@ Output is written under a hidden name beside the target, flushed to disk and ren
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -28,8 +27,6 @@ EXPORT = "shearling-export.json"  # in every directory that an export wrote
 SWEEP = ("sweep.json", "results.json")  # in the folder of every sweep
 DEMO = "report.json"  # in the folder of the demo, beside other reports and the checkpoint
 FORCE = "replace it with force (--force, force=True)"
-BLOCK = 2**20  # bytes per block that a digest reads
-PARTS = 16  # evenly spaced blocks of a file that a digest reads
 
 
 def check_writable(target: Path, *, force: bool = False, keep: Iterable[Any] = ()) -> None:
@@ -228,19 +225,3 @@ def _flush(paths: Iterable[Path]) -> None:
 def json_text(value: Any) -> str:
     """Format a record for a JSON file."""
     return json.dumps(value, indent=1) + "\n"
-
-
-def weights_digest(model: str) -> str | None:
-    """SHA-256 of the sizes and of evenly spaced blocks of the weight files; None for a Hub id."""
-    place = Path(model)
-    if not place.exists():
-        return None
-    digest = hashlib.sha256()
-    for path in sorted(place.rglob("*.safetensors")) if place.is_dir() else [place]:
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size} ".encode())
-        with path.open("rb") as file:
-            for part in range(PARTS + 1):  # the first and the last block among them
-                file.seek(max(0, (size - BLOCK) * part // PARTS))
-                digest.update(file.read(BLOCK))
-    return digest.hexdigest()

@@ -114,8 +114,9 @@ class DataOptions:
 
         pictures = (self.image_size, _numbers(self.mean, "--mean"), _numbers(self.std, "--std"))
         return Source(
-            model, self.data, self.task, columns(self.text_columns), self.label_column, self.max_length,
-            metric=self.metric, index=self.index, pooling=self.pooling, prefix=self.prefix, device=self.device,
+            model, self.data, self.task, text_columns=columns(self.text_columns), label_column=self.label_column,
+            max_length=self.max_length, metric=self.metric, index=self.index, pooling=self.pooling,
+            prefix=self.prefix, device=self.device,
             images=ImageOptions(*pictures) if any(one is not None for one in pictures) else None,
             trust_remote_code=self.trust_remote_code, **more,
         )  # fmt: skip

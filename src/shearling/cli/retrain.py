@@ -45,8 +45,8 @@ def retrain(
     from shearling.workflows.training import Recipe
 
     source = Source(
-        str(directory), data, task, o.columns(text_columns), label_column, max_length, batch_size, seed=seed,
-        device=device, trust_remote_code=trust_remote_code,
+        str(directory), data, task, text_columns=o.columns(text_columns), label_column=label_column,
+        max_length=max_length, batch_size=batch_size, seed=seed, device=device, trust_remote_code=trust_remote_code,
     )  # fmt: skip
     recipe = Recipe(epochs, lr, batch_size, seed, alpha, temperature)
     with watching(not quiet, STAGES) as watcher:

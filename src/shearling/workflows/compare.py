@@ -57,9 +57,9 @@ def compare(
     The others are those of `shearling.evaluate`.
     """
     source = Source(
-        first, data, task, text_columns, label_column, max_length, batch_size, device=device,
-        trust_remote_code=trust_remote_code, metric=metric, index=index, pooling=pooling, tokenizer=tokenizer,
-        prefix=prefix,
+        first, data, task, text_columns=text_columns, label_column=label_column, max_length=max_length,
+        batch_size=batch_size, device=device, trust_remote_code=trust_remote_code, metric=metric, index=index,
+        pooling=pooling, tokenizer=tokenizer, prefix=prefix,
     )  # fmt: skip
     with watching(progress, STAGES) as watcher:
         return compare_sources(source, second, limit=limit, watcher=watcher)

@@ -70,9 +70,9 @@ def evaluate(
     progress    True, False, or a callback (stage, done, total)
     """
     source = Source(
-        model_in(model), data, task, text_columns, label_column, max_length, batch_size, device=device, dtype=dtype,
-        trust_remote_code=trust_remote_code, metric=metric, index=index, pooling=pooling, tokenizer=tokenizer,
-        prefix=prefix,
+        model_in(model), data, task, text_columns=text_columns, label_column=label_column, max_length=max_length,
+        batch_size=batch_size, device=device, dtype=dtype, trust_remote_code=trust_remote_code, metric=metric,
+        index=index, pooling=pooling, tokenizer=tokenizer, prefix=prefix,
     )  # fmt: skip
     with watching(progress, STAGES) as watcher:
         return evaluate_source(source, limit=limit, compiled=compile, watcher=watcher)

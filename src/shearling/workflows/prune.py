@@ -119,7 +119,7 @@ def prune(
         from shearling.workflows.source import Source
 
         source = Source(
-            model, data, task=task, text_columns=text_columns, label_column=label_column, max_length=max_length,
+            model, data, task, text_columns=text_columns, label_column=label_column, max_length=max_length,
             samples=samples, seed=seed, device=device, dtype=dtype, trust_remote_code=trust_remote_code,
             length=length, metric=metric, index=index, pooling=pooling, tokenizer=tokenizer, prefix=prefix,
         )  # fmt: skip
@@ -170,7 +170,7 @@ def measure(
 
         return _plan_of(
             Source(
-                model, data, task=task, text_columns=text_columns, label_column=label_column, max_length=max_length,
+                model, data, task, text_columns=text_columns, label_column=label_column, max_length=max_length,
                 samples=samples, seed=seed, device=device, dtype=dtype, trust_remote_code=trust_remote_code,
                 length=length, pooling=pooling, tokenizer=tokenizer, prefix=prefix,
             ),
@@ -214,7 +214,7 @@ def load_plan(
     with watching(progress, READING) as watch:
         return _plan_of(
             Source(
-                model, data, task=task, text_columns=text_columns, label_column=label_column, max_length=max_length,
+                model, data, task, text_columns=text_columns, label_column=label_column, max_length=max_length,
                 samples=header["examples"] if samples is None else samples, seed=header["seed"], device=device,
                 dtype=dtype, trust_remote_code=trust_remote_code, pooling=pooling, tokenizer=tokenizer, prefix=prefix,
             ),

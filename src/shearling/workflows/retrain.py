@@ -19,7 +19,8 @@ from shearling.checkpoint.pretrained import load_model
 from shearling.data.encoder import make_encoder
 from shearling.engine.progress import Watcher
 from shearling.errors import ModelError, OutputError
-from shearling.files import RECORD, check_writable, json_text, weights_digest, whole_directory
+from shearling.files import RECORD, check_writable, json_text, whole_directory
+from shearling.models.digest import weights_digest_of
 from shearling.schema import CONFIG
 from shearling.workflows.evaluate import known_dense
 from shearling.workflows.progress import quiet
@@ -63,7 +64,8 @@ def retrain_source(
     rows = rows_of(source.data, task)
     progress = partial(watcher, "evaluate")
     before = None if exam is None else exam.take(model, device=place, progress=progress)
-    work = _work_folder(out, source, rows.fingerprint(), recipe, teacher, force=force)
+    begun = [str(Path(source.model).resolve()), weights_digest_of(model), rows.fingerprint()]
+    work = _work_folder(out, source, begun, recipe, teacher, force=force)
     try:
         trained = retrain(model, encoder, rows, recipe, work=work, teacher=guide, device=source.device, watcher=watcher)
     except BaseException:
@@ -127,13 +129,17 @@ def _teacher(name: str, model: PreTrainedModel, trust_remote_code: bool) -> PreT
     return teacher.requires_grad_(False)
 
 
-def _work_folder(out: Path, source: Source, data: str, recipe: Recipe, teacher: str | None, *, force: bool) -> Path:
-    """The hidden folder beside `out` for training checkpoints, valid for these settings only."""
+def _work_folder(
+    out: Path, source: Source, begun: list[str], recipe: Recipe, teacher: str | None, *, force: bool
+) -> Path:
+    """The hidden folder beside `out` for training checkpoints, valid for these settings only.
+
+    begun  the model, its weights and the rows
+    """
     target = out.resolve()
     work = target.with_name(f".{target.name}.retrain")
-    model = [str(Path(source.model).resolve()), weights_digest(source.model)]
     reading = [source.task, source.max_length, source.text_columns, source.label_column]
-    settings = json.dumps([model, data, reading, asdict(recipe), teacher], sort_keys=True)
+    settings = json.dumps([begun, reading, asdict(recipe), teacher], sort_keys=True)
     note = work / "settings.json"
     if note.is_file() and note.read_text(encoding="utf-8") != settings:
         if not force and last_checkpoint(work) is not None:

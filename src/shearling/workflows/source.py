@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -61,6 +61,7 @@ class Source:
     model: Any
     data: Any = None
     task: str | None = None
+    _: KW_ONLY
     text_columns: Sequence[str] | None = None
     label_column: str | None = None
     max_length: int | None = None

@@ -17,7 +17,7 @@ from shearling.engine.distributed import on_first
 from shearling.engine.precision import dtype_name
 from shearling.engine.progress import Watcher
 from shearling.evaluation.exam import Evaluation, Exam
-from shearling.files import RECORD, weights_digest
+from shearling.files import RECORD
 from shearling.latency.table import Table
 from shearling.latency.timing import device_name
 from shearling.methods import Method, method_of
@@ -30,7 +30,7 @@ from shearling.workflows.arguments import model_in
 from shearling.workflows.grid import Grid, budgets_of, outcomes
 from shearling.workflows.progress import READING, ProgressLike, quiet, watching
 from shearling.workflows.pruning import changes, timed
-from shearling.workflows.source import Loaded, Source, companions_of, data_name, exam_of, folder_of, open_source
+from shearling.workflows.source import Loaded, Source, companions_of, data_name, exam_of, open_source
 from shearling.workflows.sweep_folder import CURVE, MODELS, PAGE, RESULTS, Store, write_all
 
 if TYPE_CHECKING:
@@ -102,8 +102,10 @@ def sweep(
         shape,
     )
     source = Source(
-        model_in(model), data, task, text_columns, label_column, max_length, batch_size, samples, grid.seeds[0], device,
-        dtype, trust_remote_code, flops_length, metric, index, pooling, tokenizer, prefix,
+        model_in(model), data, task, text_columns=text_columns, label_column=label_column, max_length=max_length,
+        batch_size=batch_size, samples=samples, seed=grid.seeds[0], device=device, dtype=dtype,
+        trust_remote_code=trust_remote_code, length=flops_length, metric=metric, index=index, pooling=pooling,
+        tokenizer=tokenizer, prefix=prefix,
     )  # fmt: skip
     with watching(progress, STAGES) as watcher:
         return sweep_source(
@@ -231,7 +233,7 @@ def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[
     given["shape"] = None if grid.shape == "uneven" else grid.shape  # absent in sweeps of version 0.1
     return {name: value for name, value in given.items() if value is not None} | {
         "model": source.name,
-        "weights": weights_digest_of(loaded.model) if folder_of(source) is None else weights_digest(source.name),
+        "weights": weights_digest_of(loaded.model),
         "task": loaded.task.name,
         "data": data_name(source),
         "data_digest": loaded.rows.fingerprint() if loaded.rows else sample_of(loaded.examples).fingerprint,

@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--write-docs", action="store_true", help="only put the kept results into docs/results.md")
     if "--write-docs" in sys.argv:
         put("docs/results.md", "results", table(kept("accuracy")))
+        put("docs/results.md", "calls", table(kept("accuracy-own-calls")))
         put(
             "docs/results.md",
             "stock",

@@ -3,21 +3,28 @@
 A variant is written behind a colon, `surgeon:rounds=2,ridge=0.003`:
 
     rounds    measure anew on the way down: 2 prunes to the root of the share first, repairs, measures again
+    batch     windows a step of polish; rate, hidden: of its recipe
+    mix       share of the tokens that polish replaces
+    random    1: by any of the vocabulary, in every other window, as measuring does, not by those of other windows
     others    any setting of the method; `polish` is off unless given
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
+import torch
 from rivals.subject import Subject
 from torch import Tensor
 
 from shearling.costs import Limit, params_limit
+from shearling.engine import targets
 from shearling.engine.memory import batches_that_fit
-from shearling.engine.polish import polish
+from shearling.engine.polish import polish, recipe_for
 from shearling.engine.progress import Stages
 from shearling.methods import Method, Paper, Surgeon
 from shearling.models.shrink import shrink
@@ -32,6 +39,7 @@ METHODS: dict[str, Method] = {
     "paper": Paper(),
 }
 REPAIR = ("refit", "realign", "ridge", "polish")  # settings that a measurement does not depend on
+RECIPE = {"batch": "examples", "rate": "rate", "mix": "noise", "hidden": "hidden"}  # of polish
 
 
 @dataclass(frozen=True)
@@ -40,11 +48,14 @@ class Variant:
 
     method: Surgeon
     rounds: int = 1
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    random: bool = False
 
     @staticmethod
     def read(words: str) -> Variant:
         """`rounds=2,ridge=0.003` as a variant."""
-        kinds = {"rounds": int} | {field.name: type(field.default) for field in fields(Surgeon)}
+        kinds = {"rounds": int, "random": int, "batch": int, "rate": float, "mix": float, "hidden": float}
+        kinds |= {field.name: type(field.default) for field in fields(Surgeon)}
         given = dict(word.split("=", 1) for word in words.split(","))
         wrong = sorted(set(given) - set(kinds))
         if wrong:
@@ -52,7 +63,9 @@ class Variant:
         values: dict[str, Any] = {k: bool(int(v)) if kinds[k] is bool else kinds[k](v) for k, v in given.items()}
         rounds = values.pop("rounds", 1)
         passes = values.pop("polish", "off")
-        return Variant(Surgeon(**values, polish=int(passes) if passes.isdigit() else passes), rounds)
+        recipe = {RECIPE[k]: values.pop(k) for k in RECIPE if k in values}
+        random = bool(values.pop("random", 0))
+        return Variant(Surgeon(**values, polish=int(passes) if passes.isdigit() else passes), rounds, recipe, random)
 
     @property
     def measurement(self) -> str:
@@ -93,8 +106,22 @@ def prune(subject: Subject, share: float, variant: Variant) -> Any:
         kept = variant.method.choose(evidence, student, [limit], multiple_of=step, stages=Stages())
         student = _repaired(subject, student, kept, sample, variant)
     if variant.method.polish != "off":
-        polish(subject.structure, student, sample, variant.method.polish, share=share)
+        precision = variant.method.precision
+        recipe = replace(recipe_for(int(variant.method.polish), precision), **variant.recipe)
+        noise = partial(_from_vocabulary, subject.model.config.vocab_size) if variant.random else targets.noised
+        with patch.object(targets, "noised", noise):
+            polish(
+                subject.structure, student, sample, variant.method.polish, share=share, precision=precision,
+                recipe=recipe,
+            )  # fmt: skip
     return student.model
+
+
+def _from_vocabulary(size: int, tokens: Tensor, movable: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Random tokens in every other window."""
+    windows = torch.rand(len(tokens), 1, generator=generator) < 0.5
+    chosen = (torch.rand(tokens.shape, generator=generator) < share) & movable & windows
+    return torch.where(chosen, torch.randint(size, tokens.shape, generator=generator, dtype=tokens.dtype), tokens)
 
 
 def _sample(subject: Subject) -> Sample:

@@ -74,10 +74,10 @@ def last_on_first_token(plan: Plan, flops: float) -> AbstractContextManager[Any]
 
 def pruned_teacher(plan: Plan, flops: float) -> AbstractContextManager[Any]:
     untuned = replace(plan, method=replace(PAPER, tune=False))
-    teacher = structure_of(untuned.prune(flops=math.sqrt(flops), check=False).model)
+    teacher = structure_of(untuned.prune(flops=math.sqrt(flops)).model)
     usual = method.Paper.repair
 
-    def repair(self: Any, _: Any, student: Any, sample: Any, *, stages: Any) -> Any:
+    def repair(self: Any, _: Any, student: Any, sample: Any, *, stages: Any, states: Any = None) -> Any:
         return usual(self, teacher, student, sample, stages=stages)
 
     return patch.object(method.Paper, "repair", repair)
@@ -105,7 +105,7 @@ def rows(lab: Lab) -> Iterator[Row]:
                     with ExitStack() as stack:
                         for change in changes:
                             stack.enter_context(change(plan, flops))
-                        model = plan.prune(flops=flops, check=False).model
+                        model = plan.prune(flops=flops).model
                     values.append(bench.exam.take(model).value)
                 yield {
                     "variant": name, "task": task, "flops": flops, "value": statistics.fmean(values),

@@ -138,7 +138,7 @@ def _points(lab: Lab, task: str, seed: int, name: str, change: dict[str, Any]) -
     bench = lab.bench(task)
     for flops in BUDGETS:
         lab.check_time()
-        model = plan.prune(flops=flops, check=False).model
+        model = plan.prune(flops=flops).model
         if change.get("pooler"):
             refit_pooler(bench.model, model, plan.sample)
         yield {"variant": name, "task": task, "seed": seed, "flops": flops, "value": bench.exam.take(model).value}

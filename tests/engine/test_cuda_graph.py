@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from shearling.engine.cuda_graph import WARM_UP, Loop, recorded
+from shearling.engine.cuda_graph import WARM_UP, Loop, Replays, recorded
 
 
 def test_on_a_cpu_steps_simply_run() -> None:
@@ -18,20 +18,59 @@ def test_on_a_cpu_steps_simply_run() -> None:
     assert total.item() == 10
 
 
-def test_other_threads_may_use_the_gpu_while_a_step_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the default mode, a loader thread that copies to the GPU breaks the recording."""
-    modes: list[Any] = []
-    stream = SimpleNamespace(wait_stream=lambda other: None)
+def stand_in(monkeypatch: pytest.MonkeyPatch, **more: Any) -> Any:
+    """Put stand-ins in the place of `torch.cuda`; returns the only stream."""
+    stream = SimpleNamespace(wait_stream=lambda other: None, device=torch.device("cuda", 1))
+    stand_ins: dict[str, Any] = {"device": lambda d: nullcontext(), "stream": lambda s: nullcontext()}
+    stand_ins |= {"Stream": lambda *device: stream, "current_stream": lambda *device: stream, "CUDAGraph": object}
+    stand_ins |= {"graph_pool_handle": lambda: (0, 1), "synchronize": lambda: None, "current_device": lambda: 1}
+    for name, one in {**stand_ins, **more}.items():
+        monkeypatch.setattr(torch.cuda, name, one)
+    return stream
+
+
+def test_a_step_is_recorded_on_a_stream_of_its_device_beside_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By default PyTorch records on a stream of the first device, and a loader thread that copies breaks it."""
+    given: list[dict[str, Any]] = []
 
     def graph(recording: object, **options: Any) -> nullcontext[None]:
-        modes.append(options.get("capture_error_mode"))
+        given.append(options)
         return nullcontext()
 
-    stand_ins = {"device": lambda d: nullcontext(), "stream": lambda s: nullcontext(), "Stream": lambda: stream}
-    stand_ins |= {"current_stream": lambda: stream, "CUDAGraph": object, "graph": graph}
-    for name, stand_in in stand_ins.items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
+    stream = stand_in(monkeypatch, graph=graph)
     steps: list[int] = []
     recorded(lambda: steps.append(1), torch.device("cuda"))
-    assert modes == ["thread_local"]
+    assert given == [{"pool": (0, 1), "stream": stream, "capture_error_mode": "thread_local"}]
     assert len(steps) == WARM_UP + 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("operation not permitted"), KeyboardInterrupt()])
+def test_a_failed_recording_ends_the_capture_and_its_allocations(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+
+    class Graph:
+        def capture_begin(self, **options: Any) -> None:
+            calls.append("begin")
+
+        def capture_end(self) -> None:
+            calls.append("end")
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    stand_in(monkeypatch, CUDAGraph=Graph)
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, lambda *given, n=name: calls.append((n, *given)), raising=False)
+
+    def step() -> None:
+        calls.append("step")
+        if "begin" in calls and "end" not in calls:
+            raise error
+
+    replays = Replays(torch.device("cuda", 1))
+    replays("a", step)
+    with pytest.raises(KeyboardInterrupt) if isinstance(error, KeyboardInterrupt) else nullcontext():
+        replays("a", step)
+    ended = [("_cuda_endAllocateToPool", 1, (0, 1)), ("_cuda_releasePool", 1, (0, 1))]
+    assert calls[:6] == ["step", "begin", "step", "end", *ended]
+    assert calls[6:] == ([] if isinstance(error, KeyboardInterrupt) else ["step"])  # run eagerly instead

@@ -41,7 +41,7 @@ def layer_maps(structure: Structure, batches: Sequence[Batch], solve: Solve, pre
                 fit, held_out = (Moments.zeros(size, size, sublayers[-1].weight) for _ in range(2))
                 shares: tuple[tuple[Moments, Share], ...] = ((fit, "fit"), (held_out, "held out"))
                 for number, batch in enumerate(here):
-                    before = run.hidden[number]
+                    before = run.hidden[number].to(fit.cross.device)  # a layer's input may come from another GPU
                     after = run_layer(stack, depth, len(sublayers) - 1, run, number, "end").hidden
                     for moments, share in shares:
                         rows = stack.rows(batch, before.shape[:2], share)

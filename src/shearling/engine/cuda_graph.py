@@ -6,6 +6,7 @@ import gc
 import logging
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import torch
 
@@ -46,11 +47,31 @@ def recorded(step: Callable[[], object], device: torch.device) -> torch.cuda.CUD
             for _ in range(WARM_UP):
                 step()
         torch.cuda.current_stream().wait_stream(apart)
-        graph = torch.cuda.CUDAGraph()
+        graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        # On a stream of this device: PyTorch's own belongs to the device of the first recording.
         # "thread_local": other threads, such as a data loader's, may use CUDA meanwhile.
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with (
+            torch.cuda.stream(apart),
+            _tidied(pool),
+            torch.cuda.graph(graph, pool=pool, stream=apart, capture_error_mode="thread_local"),
+        ):
             step()  # recorded, not run
     return graph
+
+
+@contextmanager
+def _tidied(pool: Any) -> Iterator[None]:
+    """End the allocations of a capture that failed: before PyTorch 2.12, `empty_cache` would raise from then on."""
+    try:
+        yield
+    except BaseException:
+        names = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")  # the second before PyTorch 2.8
+        end = next((getattr(torch._C, name) for name in names if hasattr(torch._C, name)), None)
+        if end is not None:
+            with suppress(RuntimeError):  # PyTorch has ended them
+                end(torch.cuda.current_device(), pool)
+                torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
+        raise
 
 
 class Replays:
@@ -97,12 +118,16 @@ class Replays:
         torch.cuda.synchronize()
         gc.disable()  # freeing a tensor of another stream would break the capture
         try:
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            step()
-            graph.capture_end()
-        except RuntimeError as error:
-            with suppress(RuntimeError):
+            with _tidied(self._pool):
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    step()
+                except BaseException:  # also Ctrl-C: the stream must not go on capturing
+                    with suppress(RuntimeError):
+                        graph.capture_end()
+                    raise
                 graph.capture_end()
+        except RuntimeError as error:
             logger.info("Continuing without CUDA graphs: %s", error)
             self._record = False
             return None

@@ -107,7 +107,8 @@ class Distiller:
         judged = any(len(bucket.judging) for bucket in self.buckets)
         self.to_judge = [self._on_device(b.judging if judged else b.fit, self._size(b, JUDGED)) for b in self.buckets]
         self.to_fit = [self._on_device(b.fit, max(1, self.most_tokens // b.tokens)) for b in self.buckets]
-        self.replays = Replays(self.device, record=all(bucket.resident(self.device) for bucket in self.buckets))
+        here = all(weight.device == self.device for weight in self.weights)
+        self.replays = Replays(self.device, record=here and all(b.resident(self.device) for b in self.buckets))
         self._refresh()
         self.scale, self.variances = self._scales()
         self.total = torch.zeros((), dtype=torch.float64, device=self.device)  # of the validation distance
@@ -144,10 +145,14 @@ class Distiller:
 
     def _optimiser(self) -> torch.optim.Optimizer:
         cuda = self.device.type == "cuda"
+        fused = cuda or all(weight.is_contiguous() for weight in self.changing)  # on a CPU it ignores strides
+        by_device: dict[torch.device, list[Tensor]] = {}  # the rate of a recorded step lies beside its weights
+        for weight in self.changing:
+            by_device.setdefault(weight.device, []).append(weight)
+        rates = [torch.tensor(self.recipe.rate, device=device) if cuda else self.recipe.rate for device in by_device]
         return torch.optim.AdamW(
-            self.changing,
-            lr=torch.tensor(self.recipe.rate, device=self.device) if cuda else self.recipe.rate,
-            betas=BETAS, weight_decay=0.0, fused=cuda, foreach=not cuda, capturable=cuda,
+            [{"params": weights, "lr": rate} for weights, rate in zip(by_device.values(), rates, strict=True)],
+            betas=BETAS, weight_decay=0.0, fused=fused, foreach=not fused, capturable=cuda,
         )  # fmt: skip
 
     def _refresh(self) -> None:
@@ -170,7 +175,8 @@ class Distiller:
                 gradients = [torch.empty_like(weight) for weight, _ in given]
                 torch._foreach_copy_(gradients, [gradient for _, gradient in given])
             for (weight, _), gradient in zip(given, gradients, strict=True):
-                weight.grad = gradient
+                same = gradient.stride() == weight.stride()
+                weight.grad = gradient if same else torch.empty_like(weight).copy_(gradient)
             self.optimiser.step()
             self.optimiser.zero_grad(set_to_none=True)
             if self.half is not None:
@@ -341,7 +347,7 @@ def squared_error(found: Tensor, wanted: Tensor, real: Tensor | None = None, cou
     if real is None or count is None:
         return F.mse_loss(found, wanted.to(found)).float()
     total = F.mse_loss(found * real.to(found), wanted.to(found), reduction="sum").float()
-    return total / (count * found.shape[-1])
+    return total / (count.to(total) * found.shape[-1])
 
 
 def variance(hidden: Tensor, real: Tensor | None) -> Tensor:

@@ -17,8 +17,8 @@ from shearling.engine.gram import Gram, add_gram_and_cross_
 
 
 def scaled(rows: Tensor, factors: Tensor) -> Tensor:
-    """[t, n]: rows multiplied by factors [t], in the dtype of the rows."""
-    return rows * factors.to(rows.dtype)[:, None]
+    """[t, n]: rows multiplied by factors [t], in the dtype and on the device of the rows."""
+    return rows * factors.to(rows)[:, None]
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Moments:
     def add(self, h: Tensor, y: Tensor, weights: Tensor | None = None) -> None:
         """Add tokens h [t, n], y [t, D], optionally with weights [t]."""
         dtype = self.gram.dtype
-        roots = None if weights is None else weights.sqrt().to(h.dtype).to(dtype)  # the same rounding in all sums
+        roots = None if weights is None else weights.sqrt().to(h).to(dtype)  # the same rounding in all sums
         if roots is not None:
             h, y = scaled(h, roots), scaled(y, roots)
         add_gram_and_cross_(self.gram, self.cross, h, y)

@@ -40,7 +40,7 @@ class Variant:
     """Passes and recipe of the stage, and what only research asks for."""
 
     passes: int = 40  # 0: as many as a CPU does by itself
-    recipe: Recipe = field(default_factory=Recipe)
+    recipe: Recipe | None = field(default_factory=Recipe)  # None: the stage's own for these passes
     samples: int = 2048
     outputs: bool = True  # whether they are matched
     layers: str = "all"  # all, last, odd
@@ -118,6 +118,7 @@ def few_passes() -> dict[str, Variant]:
         return f"few: {name}", replace(base, recipe=recipe, weights=weights, **known)
 
     return dict([
+        ("few: default", Variant(passes=0, recipe=None, refresh=4)),
         few("batch 64"),
         few("batch 32", examples=32),
         few("batch 32 + rate 1e-4", examples=32, rate=1e-4),
@@ -263,7 +264,10 @@ def point(lab: Lab, students: dict[Any, Any], task: str, flops: float, seed: int
         structure = structure_of(model)
         prepared(model, structure, variant)
         passes = variant.passes or "auto"
-        found = polish(plan.structure, structure, plan.sample, passes, share=flops, recipe=variant.recipe, seed=seed)
+        found = polish(
+            plan.structure, structure, plan.sample, passes,
+            share=flops, recipe=variant.recipe, precision="bfloat16", seed=seed,
+        )  # fmt: skip
         row |= found.to_json() | {"settings": asdict(variant)}
     return row | {"value": exam.take(model).value}
 

@@ -18,6 +18,7 @@ from families import tiny_batches, tiny_model
 from shearling.engine.distil import Distiller, Recipe, trainable
 from shearling.engine.polish import (
     FEWEST,
+    FULL_RATE,
     MANY,
     PASSES,
     WORTH,
@@ -286,12 +287,32 @@ def test_a_cpu_does_not_begin_what_it_has_no_time_for() -> None:
     assert polished(teacher, student, sample, 1, share=0.5).passes == 1  # asked for
 
 
-def test_few_passes_take_small_steps_without_noise() -> None:
-    few, many = recipe_for(MANY - 1, "tf32"), recipe_for(MANY, "tf32")
+def test_few_passes_take_small_steps_in_small_batches() -> None:
+    many = recipe_for(MANY, "tf32")
     assert many == Recipe(precision="tf32")
-    assert few.rate < many.rate
+    rates = [recipe_for(passes, "tf32").rate for passes in (FEWEST, 8, FULL_RATE, MANY - 1)]
+    assert rates == sorted(rates)
+    assert rates[1] < rates[2] == rates[3] == many.rate
+    few = recipe_for(MANY - 1, "tf32")
     assert few.examples < many.examples
-    assert (few.noise, few.precision) == (0.0, "tf32")
+    assert (few.noise, few.precision) == (many.noise, "tf32")
+
+
+def test_short_examples_share_larger_batches() -> None:
+    teacher, student, sample = case(examples=40)
+    with (
+        trainable(student.model) as weights,
+        Observed(teacher, "float32").watched() as t,
+        Observed(student, "float32").watched() as s,
+    ):
+        sizes = {}
+        for tokens in (0, 64, 2**20):
+            recipe = replace(RECIPE, examples=2, tokens=tokens)
+            distiller = Distiller(t, s, sample, weights, recipe, 0)
+            sizes[tokens] = [(bucket.tokens, distiller._size(bucket)) for bucket in distiller.buckets]
+    assert {size for _, size in sizes[0]} == {2}
+    assert all(size == max(2, 64 // length) for length, size in sizes[64])
+    assert all(size * length <= shearling.engine.distil.MOST_TOKENS["cpu"] for length, size in sizes[2**20])
 
 
 def test_seconds_become_passes() -> None:
@@ -314,8 +335,8 @@ def test_seconds_choose_the_recipe_by_the_passes_there_is_time_for(monkeypatch: 
     monkeypatch.setattr(shearling.engine.polish, "Distiller", Noting)
     for setting in ("1s", "100s"):
         polished(*case(), setting, recipe=None)
-    assert [recipe.rate for recipe in used] == [1e-4, 3e-4]
-    assert [recipe.noise for recipe in used] == [0.0, 0.1]
+    assert used[0].rate < used[1].rate == Recipe().rate
+    assert used[0].examples < used[1].examples == Recipe().examples
 
 
 @pytest.mark.parametrize("setting", ["sometimes", "10", "0s", "-3s", "infs", 0, -1, True, 2.5])

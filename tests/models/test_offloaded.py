@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import shearling
+from families import tiny_batches, tiny_model
 from shearling.errors import ModelError
 from tiny import batches_of, model_of
 
@@ -31,6 +32,14 @@ def test_modules_that_move_their_inputs() -> None:
     assert hasattr(model.bert.encoder.layer[1], "_hf_hook")
     assert same(shearling.prune(model, batches_of(3), flops=0.5), expected)
     assert hasattr(model.bert.encoder.layer[1], "_hf_hook")
+
+
+@pytest.mark.parametrize("family", ["t5", "mpnet"])
+def test_cores_that_pick_heads_of_a_shared_position_bias(family: str) -> None:
+    expected = shearling.prune(tiny_model(family), tiny_batches(family, 6), flops=0.5)
+    model = tiny_model(family)
+    accelerate.dispatch_model(model, {"": "cpu"}, force_hooks=True)
+    assert same(shearling.prune(model, tiny_batches(family, 6), flops=0.5), expected)
 
 
 @pytest.mark.filterwarnings("error")

@@ -33,7 +33,7 @@ logger = logging.getLogger("shearling")
 MOST_TOKENS = {"cpu": 8192, "cuda": 32768}  # per batch
 HALF = (torch.float16, torch.bfloat16)
 JUDGED = 4  # validation batches are this much larger, since they need no gradients
-REFRESH = {"cpu": 4, "cuda": 1}  # passes with the same noise
+REFRESH = {"cpu": 4, "cuda": 1}  # passes with the same noise, about
 HIDDEN = {"embedding": 1.0, "others": 10.0}  # weights of the hidden states, by head
 BETAS = (0.9, 0.98)  # of AdamW: shorter averages for a few hundred steps
 
@@ -44,6 +44,7 @@ class Recipe:
 
     rate      peak learning rate of AdamW, with a short warm-up and linear decay to zero
     examples  per batch
+    tokens    of short examples, a batch has as many more
     hidden    weight of the hidden states against the outputs; None: 10, or 1 for embeddings
     similarities  weight of the similarities within a batch against the distance of embeddings
     warm_up   share of the steps
@@ -53,6 +54,7 @@ class Recipe:
 
     rate: float = 3e-4
     examples: int = 64
+    tokens: int = 0
     hidden: float | None = None
     similarities: float = 1.0
     warm_up: float = 0.05
@@ -122,7 +124,8 @@ class Distiller:
         """Train for `passes` passes; returns (passes done, a note if it ended early)."""
         self.changing = [weight.data for weight in self.weights]  # the float32 weights, also while copies replace them
         self.optimiser = self._optimiser()
-        refresh = REFRESH.get(self.device.type, REFRESH["cpu"])
+        draws = max(1, round(passes / REFRESH.get(self.device.type, REFRESH["cpu"])))
+        refresh = -(-passes // draws)
         done = 0
         try:
             with self.replays.active():
@@ -314,7 +317,7 @@ class Distiller:
         fits = min(
             self.most_tokens // bucket.tokens, LOGITS.get(self.device.type, LOGITS["cpu"]) // (2 * bucket.logits)
         )
-        return max(1, min(times * self.recipe.examples, fits))
+        return max(1, min(times * max(self.recipe.examples, self.recipe.tokens // bucket.tokens), fits))
 
     def _shuffled(self) -> list[tuple[int, Tensor]]:
         """The batches of one pass, with one shape per bucket: the last batch is filled up with other examples."""

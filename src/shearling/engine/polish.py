@@ -26,11 +26,11 @@ from shearling.sample.sample import Sample
 
 Polish = Literal["auto", "off"] | int | str  # number of passes, or seconds as "30s"
 PASSES = 40  # on a GPU
-MANY = 20  # minimum passes for the full recipe
-# With fewer: no noise, and smaller steps. The full rate first moves the student away, and there is no time to return.
-FEW: dict[str, Any] = {"rate": 1e-4, "examples": 32, "noise": 0.0}
+MANY = 20  # minimum passes for batches of the full size
+FEW: dict[str, Any] = {"examples": 32, "tokens": 512}  # with fewer passes: smaller batches, and so more steps
+FULL_RATE = 12  # minimum passes for the full rate: it first moves the student away, and few have no time to return
 FEWEST = 4  # fewer passes gain nothing (docs/method.md)
-ROOM = 1.35  # duration on a CPU in dense passes: about that of measuring and refitting
+ROOM = 1.8  # duration of the passes on a CPU in dense ones: with the teacher's, about that of all stages before
 OVERHEAD = 0.15  # duration of a pass without units, in dense passes
 # Nats per example: "auto" polishes above this estimated loss. On a CPU the few passes gain nothing below it.
 WORTH = {"cpu": 0.025, "cuda": 0.01}
@@ -130,7 +130,9 @@ def polish(
 def recipe_for(passes: int, precision: Precision) -> Recipe:
     """The default recipe for this number of passes."""
     recipe = Recipe(precision=precision)
-    return recipe if passes >= MANY else replace(recipe, **FEW)
+    if passes >= MANY:
+        return recipe
+    return replace(recipe, rate=recipe.rate * min(1.0, passes / FULL_RATE), **FEW)
 
 
 def _polish(
@@ -149,7 +151,7 @@ def _polish(
 
     def recipe_of(passes: int) -> Recipe:
         chosen = recipe or recipe_for(passes, precision)
-        return replace(chosen, examples=min(chosen.examples, most))
+        return chosen if chosen.examples <= most else replace(chosen, examples=most, tokens=0)
 
     chosen = recipe_of(passes)
     began = time.perf_counter()

@@ -163,6 +163,8 @@ def pick_heads(core: Any, pick: dict[str, Any]) -> None:
     place = _place(core, pick["argument"])
     core.__class__ = _picking(_class_of(core), pick["made_by"])
     vars(core).update(pick, place=place, whole=None)
+    if "_old_forward" in vars(core):  # accelerate's forward, on the instance, calls this one
+        core._old_forward = core.__class__.forward.__get__(core)
 
 
 def resize(module: Any, rows: int, columns: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from families import tiny_batches, tiny_model
@@ -34,6 +36,30 @@ def test_more_examples_take_longer_and_a_smaller_budget_takes_less_memory() -> N
     few, many = (estimate(structure, s, lengths) for s in (sample.drawn(4, 0), sample))
     assert many.memory >= few.memory
     assert estimate(structure, sample, lengths, 0.5).memory <= many.memory
+
+
+def test_what_may_be_enough_and_what_may_come_are_the_ends_of_a_range() -> None:
+    structure, sample = structure_of(tiny_model("bert")), sample_of(tiny_batches("bert", 16))
+    given = (structure, sample, sequence_lengths(structure, sample), 0.1)
+    whole = estimate(*given)
+    assert whole.seconds == whole.most_seconds
+    assert "about" in str(whole)
+    part = estimate(*given, first=1)
+    assert part.seconds < part.most_seconds  # type: ignore[operator]
+    auto, asked, timed = (estimate(*given, polish=setting) for setting in ("auto", 2000, "600s"))  # type: ignore[arg-type]
+    assert auto.seconds < auto.most_seconds  # type: ignore[operator]
+    assert asked.seconds == asked.most_seconds > 2 * auto.most_seconds  # type: ignore[operator]
+    assert timed.seconds > 600  # type: ignore[operator]
+    assert auto.memory >= whole.memory
+    large = replace(auto, seconds=20.0, most_seconds=50.0)
+    assert str(large).startswith("estimate: 20 s to 50 s and ")
+
+
+def test_no_polish_is_expected_where_a_cpu_does_none() -> None:
+    structure, sample = structure_of(tiny_model("bert")), sample_of(tiny_batches("bert", 16))
+    given = (structure, sample, sequence_lengths(structure, sample), 0.8)
+    auto = estimate(*given, polish="auto")
+    assert auto.seconds == auto.most_seconds
 
 
 def test_a_run_says_what_it_will_take() -> None:

@@ -1,7 +1,7 @@
 """Estimate the memory of a run from shapes, and its time from one timed pass and the speed of matrix products.
 
 The counts follow the stages of `surgeon`: measure (forward, backward, Gram matrices), order (float64), refit (both
-models layer by layer, Gram matrices, a solve in float64). Other methods need less of both.
+models layer by layer, Gram matrices, a solve in float64), polish. Other methods need less of both.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from shearling.costs import count_macs, weight_bytes
 from shearling.engine.gram import Gram
 from shearling.engine.hooks import device_of, frozen, run
 from shearling.engine.memory import BACKWARD_TOKENS, FORWARD_TOKENS, LOGITS, cut_batches, logits_per_token
+from shearling.engine.polish import OVERHEAD, Polish, planned_passes, seconds_of
 from shearling.engine.precision import DTYPES, Precision, kernels, used_precision
 from shearling.engine.recompute import MOST, is_too_much, kept_bytes
+from shearling.engine.targets import HOST_BYTES, KEPT
 from shearling.models.structure import Structure
 from shearling.sample.sample import Sample
 
@@ -27,23 +29,36 @@ BACKWARD = 2.3  # duration of forward and backward without weight gradients, in 
 TEACHER, STUDENT = 1.2, 2.0  # passes through the layers of each model in the refit
 CHECKS = 2  # additional batches for checks and agreement
 TRIALS = 3
+RANGE = 1.25  # the estimate has two ends if they differ by more than this factor
+TRAINED = 6  # polish: gradients, averages and states of the weights it trains, in their sizes
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds (None on a GPU), and bytes: the peak, and its parts for weights and statistics."""
+    """Seconds (None on a GPU), and bytes: the peak, and its parts for weights and statistics.
+
+    seconds  if the examples measured first are enough, and nothing is polished
+    most_seconds  with all examples, and polish if the method may polish
+    """
 
     seconds: float | None
+    most_seconds: float | None
     memory: int
     weights: int
     statistics: int
 
     def __str__(self) -> str:
-        took = "" if self.seconds is None else f"about {_duration(self.seconds)} and "
         return (
-            f"estimate: {took}{_gigabytes(self.memory)} of memory at most "
+            f"estimate: {self._took()}{_gigabytes(self.memory)} of memory at most "
             f"(weights {_gigabytes(self.weights)}, statistics {_gigabytes(self.statistics)})"
         )
+
+    def _took(self) -> str:
+        if self.seconds is None or self.most_seconds is None:
+            return ""
+        if self.most_seconds < RANGE * self.seconds:
+            return f"about {_duration(self.most_seconds)} and "
+        return f"{_duration(self.seconds)} to {_duration(self.most_seconds)} and "
 
 
 def estimate(
@@ -52,23 +67,37 @@ def estimate(
     lengths: Sequence[float],
     ratio: float = 1.0,
     precision: Precision = "float32",
+    *,
+    first: int | None = None,
+    polish: Polish = "off",
 ) -> Estimate:
-    """Estimate pruning to a ratio of the layers' costs; `lengths` are the tokens per example in each sublayer."""
+    """Estimate pruning to a ratio of the layers' costs; `lengths` are the tokens per example in each sublayer.
+
+    first   examples that may turn out to be enough; default: all of the sample
+    polish  the method's setting
+    """
     weights = weight_bytes(structure.model)
     device = device_of(structure.model)
     statistics = 4 * sum(Gram.entries(side, device) for s in structure.sublayers for side in s.weight.shape)
+    least = most = None
+    if device.type == "cpu":
+        share = 1.0 if first is None else first / sample.examples
+        least, most = _seconds(structure, sample, lengths, ratio, precision, share, polish)
     return Estimate(
-        _seconds(structure, sample, lengths, ratio, precision) if device.type == "cpu" else None,
-        _memory(structure, sample, ratio, weights, statistics, precision),
-        weights,
-        statistics,
+        least, most, _memory(structure, sample, ratio, weights, statistics, precision, polish), weights, statistics
     )
 
 
 def _memory(
-    structure: Structure, sample: Sample, ratio: float, weights: int, statistics: int, precision: Precision
+    structure: Structure,
+    sample: Sample,
+    ratio: float,
+    weights: int,
+    statistics: int,
+    precision: Precision,
+    polish: Polish,
 ) -> int:
-    """The maximum over the stages measure, order, refit and check."""
+    """The maximum over the stages measure, order, refit, polish and check."""
     longest = max(int(group.tokens.max()) for group in sample.groups)
     width = logits_per_token(structure.model)
     tokens = max(longest, min(BACKWARD_TOKENS["cpu"], LOGITS["cpu"] // width if width else BACKWARD_TOKENS["cpu"]))
@@ -87,13 +116,32 @@ def _memory(
     left = int(ratio * widest)
     refitting = int(ratio * weights) + states + inner + (2 * 4 + 6 * 8) * left**2
     checking = int(ratio * weights) + 16 * tokens * width  # the logits of both models, and their difference
-    return LIBRARIES + weights + max(measuring, ordering, refitting, checking)
+    polishing = 0
+    if _passes(structure, ratio, polish):
+        layers = sum(len(stack.layers) for stack in structure.stacks)
+        seen = KEPT.itemsize * round(sample.examples * (sample.mean_length or longest)) * hidden * layers
+        polishing = (1 + TRAINED) * int(ratio * weights) + min(HOST_BYTES, seen) + inside
+    return LIBRARIES + weights + max(measuring, ordering, refitting, polishing, checking)
+
+
+def _passes(structure: Structure, ratio: float, polish: Polish) -> int:
+    """Passes of polish, if it comes to that; 1 stands for a number of seconds."""
+    return planned_passes(polish, ratio, device_of(structure.model)) if seconds_of(polish) is None else 1
 
 
 def _seconds(
-    structure: Structure, sample: Sample, lengths: Sequence[float], ratio: float, precision: Precision
-) -> float:
-    """Passes over the sample from a timed one; sums and solves from their operations and the measured speed."""
+    structure: Structure,
+    sample: Sample,
+    lengths: Sequence[float],
+    ratio: float,
+    precision: Precision,
+    first: float,
+    polish: Polish,
+) -> tuple[float, float]:
+    """With the share `first` of the examples and no polish, and with all of them and polish.
+
+    Passes over the sample from a timed one; sums and solves from their operations and the measured speed.
+    """
     batches = cut_batches(sample, device_of(structure.model), backward=True, logits=logits_per_token(structure.model))
     with frozen(structure.model), torch.inference_mode(), kernels(structure.model, precision):
         began = time.perf_counter()
@@ -110,7 +158,13 @@ def _seconds(
         solves += 2.2 * n**3 + n**2 * D + left**3 / 3 + 6 * left**2 * D + 6 * D**3
     threads = torch.get_num_threads()
     summed = DTYPES.get(used_precision(structure.model, precision), torch.float32)
-    return forward * passes + sums / _speed(summed, threads) + solves / _speed(torch.float64, threads)
+    each, once = forward * passes + sums / _speed(summed, threads), solves / _speed(torch.float64, threads)
+    polishing = seconds_of(polish)
+    if polishing is None and (planned := _passes(structure, ratio, polish)):
+        # The student's passes, forward and backward, and the teacher's over the sample and over new noise.
+        polishing = forward * (3 * planned * (ratio + OVERHEAD) + 1 + planned / 4)
+    certain = 0.0 if polish == "auto" else polishing or 0.0
+    return first * each + once + certain, each + once + (polishing or 0.0)
 
 
 @cache

@@ -327,7 +327,9 @@ def measure(
         some = sample.drawn(method.first_look(structure, sample), seed)
         first = some if sample.examples - some.examples >= world else sample  # every process gets some of the rest
     smallest = min((limit.ratio for limit in limits), default=1.0)
-    expected = estimate(structure, first, lengths, smallest, method.precision)
+    expected = estimate(
+        structure, sample, lengths, smallest, method.precision, first=first.examples, polish=method.polish
+    )
     stages.say(str(expected))
     evidence, why = look(first.shard(rank, world)), ""
     if first is not sample:

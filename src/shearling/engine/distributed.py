@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from types import FunctionType
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +17,25 @@ from shearling.errors import InputError, ShearlingError
 
 T = TypeVar("T")
 _guarded: ContextVar[bool] = ContextVar("guarded", default=False)  # inside `fail_together`
+
+
+def _let_go_of_the_group() -> None:
+    """Take the process group out of the default arguments in which `torch.distributed.nn.functional` keeps it.
+
+    transformers imports that module; if a group exists by then, it outlives `destroy_process_group`, and with it gloo's
+    threads. One of them that frees a tensor while Python shuts down aborts the process. Without a group at the time of
+    the import these defaults are None, which means the group of the call.
+    """
+    with suppress(ImportError):  # torch without torch.distributed
+        from torch.distributed.nn import functional
+
+        for function in vars(functional).values():
+            if isinstance(function, FunctionType):
+                values = function.__defaults__ or ()
+                function.__defaults__ = tuple(None if isinstance(v, dist.ProcessGroup) else v for v in values) or None
+
+
+_let_go_of_the_group()
 
 
 class _PeerFailed(ShearlingError):

@@ -104,7 +104,7 @@ def polish(
     if setting == "auto" and expected_loss is not None and expected_loss < worth:
         why = f"not worth it: the estimated loss, {expected_loss:.2g} nats per example, is below {worth:g}"
         return Polished(None, None, 0, 0.0, sample.examples, why)
-    passes = _passes(setting, share, device_of(student.model))
+    passes = planned_passes(setting, share, device_of(student.model))
     if setting == "auto" and not passes:
         why = f"not worth it: in about the time of the rest a CPU does fewer than {FEWEST} passes, which gain nothing"
         return Polished(None, None, 0, 0.0, sample.examples, why)
@@ -177,11 +177,13 @@ def _polish(
     return Polished(distiller.before, distiller.best, done, seconds, sample.examples, why)
 
 
-def _passes(setting: Polish, share: float, device: torch.device) -> int:
+def planned_passes(setting: Polish, share: float, device: torch.device) -> int:
     """The requested passes; by default 40 on a GPU, and on a CPU as many as take about as long as the run so far, or 0.
 
     The number depends only on sizes, not on timing, so that runs are reproducible.
     """
+    if setting == "off":
+        return 0
     if isinstance(setting, int):
         return setting
     if device.type == "cuda":

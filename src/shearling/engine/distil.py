@@ -148,7 +148,8 @@ class Distiller:
 
     def _optimiser(self) -> torch.optim.Optimizer:
         cuda = self.device.type == "cuda"
-        fused = cuda or all(weight.is_contiguous() for weight in self.changing)  # on a CPU it ignores strides
+        dense = all(weight.is_contiguous() for weight in self.changing)  # the CPU's fused kernel ignores strides
+        fused = cuda or (dense and self.device.type == "cpu")
         by_device: dict[torch.device, list[Tensor]] = {}  # the rate of a recorded step lies beside its weights
         for weight in self.changing:
             by_device.setdefault(weight.device, []).append(weight)

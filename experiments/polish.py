@@ -119,6 +119,13 @@ def few_passes() -> dict[str, Variant]:
 
     return dict([
         ("few: default", Variant(passes=0, recipe=None, refresh=4)),
+        few("8 passes, rate 2e-4, no noise", passes=8, examples=32, tokens=512, rate=2e-4),
+        few("8 passes, rate 3e-4, no noise", passes=8, examples=32, tokens=512),
+        few("8 passes, rate 5e-4, no noise", passes=8, examples=32, tokens=512, rate=5e-4),
+        few("8 passes, rate 2e-4, noise once", passes=8, examples=32, tokens=512, rate=2e-4, noise=0.1, refresh=8),
+        few("8 passes, rate 3e-4, noise once", passes=8, examples=32, tokens=512, noise=0.1, refresh=8),
+        few("8 passes, rate 3e-4, noise twice", passes=8, examples=32, tokens=512, noise=0.1),
+        few("8 passes, rate 2e-4, noise twice", passes=8, examples=32, tokens=512, rate=2e-4, noise=0.1),
         few("batch 64"),
         few("batch 32", examples=32),
         few("batch 32 + rate 1e-4", examples=32, rate=1e-4),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -116,6 +119,22 @@ os._exit(0)  # torch's threads may abort a process that ends while the other is 
 """
 
 
+GROUP_FIRST = """
+import sys
+import weakref
+import torch.distributed as dist
+import shearling
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+group = weakref.ref(dist.group.WORLD)
+assert "transformers" not in sys.modules
+assert shearling.prune  # imports transformers, which imports FSDP
+assert "torch.distributed.nn.functional" in sys.modules
+dist.destroy_process_group()
+assert group() is None, "what is left of the group keeps gloo's threads alive"
+"""
+
+
 def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -155,6 +174,16 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     plan = shearling.load_plan(tmp_path / "plan.safetensors", model_of("bert").double(), batches_of(5, 3))
     alone = shearling.prune(model_of("bert").double(), batches_of(5, 3), flops=0.5)
     assert [k.tolist() for k in plan.prune(flops=0.5).kept] == [k.tolist() for k in alone.kept]
+
+
+def test_a_group_that_is_there_first_ends_when_it_is_destroyed() -> None:
+    """Gloo's threads end with the group; one that still frees a tensor while Python shuts down aborts the process."""
+    paths = os.pathsep.join([str(Path(shearling.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    home = os.environ | {"PYTHONPATH": paths, "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(  # a fresh Python: those of `start` have imported transformers
+        [sys.executable, "-c", GROUP_FIRST], env=home, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 def test_where_one_process_fails_the_other_does_not_wait(tmp_path: Path) -> None:

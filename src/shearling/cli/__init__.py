@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def _end(code: int) -> None:
-    """Exit; with several processes immediately, because torch's threads may abort while another is shutting down."""
+    """Exit; with several processes immediately: a gloo thread that is left would abort Python's shutdown."""
     from shearling.cli.processes import place
 
     if place()[1] > 1:

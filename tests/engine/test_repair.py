@@ -59,8 +59,11 @@ def expected_moments(
             x_t, _, o_t = probe(teacher.model, dense, example.inputs)
             x_s, h_s, _ = probe(student.model, pruned, example.inputs)
             moments = held_out if int(example.indices) % 8 == 7 else fit
-            weights = torch.full((length,), float(length)) ** -power if power else None
-            moments.add(h_s[0, :length], (o_t + x_t - x_s)[0, :length], weights)
+            weights = torch.full((length,), float(length)) ** -power
+            target = (o_t if dense.part.norm else o_t + x_t - x_s)[0, :length]
+            if dense.part.norm:
+                weights = weights / (target.square().sum(1) / out + 1e-6)
+            moments.add(h_s[0, :length], target, weights if power or dense.part.norm else None)
     return fit, held_out
 
 
@@ -87,6 +90,20 @@ def test_moments_are_those_of_full_forward_passes(family: str, attention: str, p
             # What follows must see the repaired sublayer.
             place.sublayer.write(place.sublayer.weight * 1.1, place.sublayer.bias)
     assert seen == [sublayer.name for sublayer in student.sublayers]
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0])
+def test_before_a_norm_errors_count_relative_to_the_size_of_the_output(power: float) -> None:
+    model = tiny_model("gemma3_text").double()
+    teacher = structure_of(model)
+    student = structure_of(shrink(model, [torch.arange(0, s.units, 2) for s in teacher.sublayers]))
+    sample = as_run(tiny_batches("gemma3_text", 10))
+    with damaged_sublayers(teacher, student, sample, power=power) as places:
+        for number, place in enumerate(places):
+            for found, expected in zip(
+                (place.fit, place.held_out), expected_moments(teacher, student, number, sample, power), strict=True
+            ):
+                close(found, expected)
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2", "llama", "modernbert", "t5", "vit"])

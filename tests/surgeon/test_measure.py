@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from families import tiny_batches, tiny_model
 from shearling.engine import precision
 from shearling.engine.hooks import eager, run
 from shearling.engine.losses import label_losses, sampled_losses
@@ -51,10 +52,23 @@ def reference(model: Any, sample: list[Batch], *, labels: bool, power: float = 0
             for handle in handles:
                 handle.remove()
             loss = label_losses(model, found, example) if labels else sampled_losses(model, found, example, 7)
-            for total, h, g in zip(sums, inputs, torch.autograd.grad(loss.sum(), outputs), strict=True):
-                total[0] = total[0] + length**-power * h[0, :length].T @ h[0, :length]
-                total[1] = total[1] + g[0, :length].T @ g[0, :length]
+            gradients = torch.autograd.grad(loss.sum(), outputs)
+            for s, total, h, o, g in zip(structure.sublayers, sums, inputs, outputs, gradients, strict=True):
+                sizes = (o.square().sum(-1, keepdim=True) / o.shape[-1] + 1e-6).sqrt() if s.part.norm else 1.0
+                h, g = (h / sizes)[0, :length], (g * sizes)[0, :length]
+                total[0] = total[0] + length**-power * h.T @ h
+                total[1] = total[1] + g.T @ g
     return [(a / weights, g / tokens) for a, g in sums]
+
+
+def test_before_a_norm_the_size_of_the_output_does_not_count() -> None:
+    model = tiny_model("olmo2").double()
+    sample = as_run(tiny_batches("olmo2", 6))
+    for c, (A, G) in zip(
+        measure(structure_of(model), sample, seed=7), reference(model, sample, labels=False), strict=True
+    ):
+        torch.testing.assert_close(c.A.matrix, A.detach(), rtol=1e-6, atol=1e-10)
+        torch.testing.assert_close(c.G.matrix, G, rtol=1e-4, atol=1e-9)
 
 
 @pytest.mark.parametrize("head", HEADS)

@@ -15,10 +15,18 @@ from torch import Tensor
 from shearling.engine.distributed import add_up
 from shearling.engine.gram import Gram, add_gram_and_cross_
 
+EPSILON = 1e-6
+
 
 def scaled(rows: Tensor, factors: Tensor) -> Tensor:
     """[t, n]: rows multiplied by factors [t], in the dtype and on the device of the rows."""
     return rows * factors.to(rows)[:, None]
+
+
+def sizes_of(rows: Tensor) -> Tensor:
+    """[t]: the root mean square of every row [t, D], with the epsilon of a norm."""
+    wide = rows if rows.dtype == torch.float64 else rows.float()
+    return (wide.square().mean(-1) + EPSILON).sqrt()
 
 
 @dataclass

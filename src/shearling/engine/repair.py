@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shearling.engine.hooks import device_of, flat, frozen
 from shearling.engine.layerwise import Captured, HiddenStates, LayerCall, LayerwiseRun, Point, run_layer, start_run
-from shearling.engine.moments import Moments
+from shearling.engine.moments import Moments, sizes_of
 from shearling.engine.precision import Precision, as_multiplied, kernels
 from shearling.engine.progress import Progress, silent
 from shearling.engine.teacher_states import TeacherStates
@@ -189,7 +189,7 @@ class _Pair:
                 if advance_teacher:
                     self._advance_teacher(batch, t)
 
-        return self._moments(columns, self._sublayer.weight.shape[0], pairs)
+        return self._moments(columns, self._sublayer.weight.shape[0], pairs, normed=self._sublayer.normed)
 
     def advance_student(self, *, last: bool) -> None:
         """Advance past the repaired sublayer: to the next layer, or cache its core's output."""
@@ -224,8 +224,9 @@ class _Pair:
         self.run_t.hidden[batch] = captured.hidden  # type: ignore[assignment]
 
     def _moments(
-        self, n: int, out: int, pairs: Callable[[int], Iterator[tuple[Tensor, Tensor]]]
+        self, n: int, out: int, pairs: Callable[[int], Iterator[tuple[Tensor, Tensor]]], *, normed: bool = False
     ) -> tuple[Moments, Moments]:
+        """normed: errors count relative to the size of the target, as the norm after it makes them."""
         fit, held_out = (Moments.zeros(n, out, self._sublayer.weight) for _ in range(2))
         shares: tuple[tuple[Moments, Share], ...] = ((fit, "fit"), (held_out, "held out"))
         for number, batch in enumerate(self.batches):
@@ -235,6 +236,9 @@ class _Pair:
                     rows = self.pruned.rows(batch, shape, share)
                     weights = self.pruned.weights(batch, shape, self.power, share) if self.power else None
                     h, y = (as_multiplied(flat(one, rows), self.run_s.precision) for one in (given, wanted))
+                    if normed:
+                        relative = sizes_of(y) ** -2
+                        weights = relative if weights is None else weights * relative
                     moments.add(h, y, weights)
         fit.add_up()
         held_out.add_up()

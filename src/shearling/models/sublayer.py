@@ -123,7 +123,12 @@ class Sublayer:
         residual  the teacher's residual stream after the sublayer: o_T + x_T - x_S, which also corrects earlier errors
         output    the teacher's output o_T alone, because of a norm before the residual or windowed attention
         """
-        return "output" if self.part.norm or self.part.windows else "residual"
+        return "output" if self.normed or self.part.windows else "residual"
+
+    @property
+    def normed(self) -> bool:
+        """Whether a norm lies between the output and the residual: only the direction of the output matters then."""
+        return bool(self.part.norm)
 
     def reach(self, length: float) -> float:
         """Number of tokens each token attends to in a sequence of `length`."""

@@ -2,6 +2,9 @@
 
 Per sublayer, A = mean h h^T over real tokens and G = mean g g^T, where g is the gradient of the loss at the output of
 the output projection. Their Kronecker product approximates the Fisher information of that projection.
+
+A norm between that output o and the residual makes the size of o meaningless. There h / rms(o) and g * rms(o) take the
+places of h and g: what one token contributes to h g^T stays, but tokens with large outputs no longer rule A.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from shearling.engine.gram import Gram
 from shearling.engine.hooks import by_example, device_of, differentiable, flat, frozen, run, watched
 from shearling.engine.losses import check_finite, example_losses
 from shearling.engine.memory import free_bytes
-from shearling.engine.moments import scaled
+from shearling.engine.moments import scaled, sizes_of
 from shearling.engine.precision import Precision, kernels
 from shearling.engine.progress import Progress, silent
 from shearling.engine.recompute import is_too_much, recomputed
@@ -59,6 +62,7 @@ def measure(
     totals = [torch.zeros_like(count) for count in counts] if power else counts  # sums of the weights in A
     batch = batches[0]
     losses: list[Tensor] = []
+    waiting: dict[int, Tensor] = {}  # rows of h whose output is not known yet
     backwards = False  # recomputed layers call the hooks again in the backward pass, which must not be counted
 
     def on_input(number: int, h: Tensor) -> None:
@@ -72,13 +76,22 @@ def measure(
             weights = stack.weights(batch, shape, power)
             totals[number].add_(weights.sum().to(totals[number]))  # statistics may be on the host
             rows = scaled(rows, weights.sqrt())
-        found[number].A.add_(rows)
+        if sublayers[number].normed:
+            waiting[number] = rows
+        else:
+            found[number].A.add_(rows)
 
     def on_output(number: int, output: Tensor) -> None:
+        sizes = None
+        if number in waiting:
+            o = by_example(output, len(batch))
+            sizes = sizes_of(flat(o, stacks[number].rows(batch, o.shape[:2])))
+            found[number].A.add_(scaled(waiting.pop(number), 1 / sizes))
+
         def on_gradient(gradient: Tensor) -> None:
             gradient = by_example(gradient, len(batch))
             rows = flat(gradient, stacks[number].rows(batch, gradient.shape[:2]))
-            found[number].G.add_(rows)
+            found[number].G.add_(rows if sizes is None else scaled(rows, sizes))
 
         if output.requires_grad and not backwards:  # a sublayer without units returns a constant
             output.register_hook(on_gradient)

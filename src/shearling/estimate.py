@@ -27,6 +27,7 @@ from shearling.sample.sample import Sample
 LIBRARIES = 9 * 10**8  # bytes of Python, torch, transformers, and of buffers that oneDNN keeps
 BACKWARD = 2.3  # duration of forward and backward without weight gradients, in forward passes
 TEACHER, STUDENT = 1.2, 2.0  # passes through the layers of each model in the refit
+TRAINING = 5.0  # a dense pass of training with its optimiser, in which polish counts, in forward passes
 CHECKS = 2  # additional batches for checks and agreement
 TRIALS = 3
 RANGE = 1.25  # the estimate has two ends if they differ by more than this factor
@@ -162,7 +163,7 @@ def _seconds(
     polishing = seconds_of(polish)
     if polishing is None and (planned := _passes(structure, ratio, polish)):
         # The student's passes, forward and backward, and the teacher's over the sample and over new noise.
-        polishing = forward * (3 * planned * (ratio + OVERHEAD) + 1 + planned / 4)
+        polishing = forward * (TRAINING * planned * (ratio + OVERHEAD) + 1 + planned / 4)
     certain = 0.0 if polish == "auto" else polishing or 0.0
     return first * each + once + certain, each + once + (polishing or 0.0)
 

@@ -118,16 +118,11 @@ def _memory(
     refitting = int(ratio * weights) + states + inner + (2 * 4 + 6 * 8) * left**2
     checking = int(ratio * weights) + 16 * tokens * width  # the logits of both models, and their difference
     polishing = 0
-    if _passes(structure, ratio, polish):
+    if seconds_of(polish) is not None or planned_passes(polish, ratio, device_of(structure.model)):
         layers = sum(len(stack.layers) for stack in structure.stacks)
         seen = KEPT.itemsize * round(sample.examples * (sample.mean_length or longest)) * hidden * layers
         polishing = (1 + TRAINED) * int(ratio * weights) + min(HOST_BYTES, seen) + inside
     return LIBRARIES + weights + max(measuring, ordering, refitting, polishing, checking)
-
-
-def _passes(structure: Structure, ratio: float, polish: Polish) -> int:
-    """Passes of polish, if it comes to that; 1 stands for a number of seconds."""
-    return planned_passes(polish, ratio, device_of(structure.model)) if seconds_of(polish) is None else 1
 
 
 def _seconds(
@@ -161,7 +156,7 @@ def _seconds(
     summed = DTYPES.get(used_precision(structure.model, precision), torch.float32)
     each, once = forward * passes + sums / _speed(summed, threads), solves / _speed(torch.float64, threads)
     polishing = seconds_of(polish)
-    if polishing is None and (planned := _passes(structure, ratio, polish)):
+    if polishing is None and (planned := planned_passes(polish, ratio, device_of(structure.model))):
         # The student's passes, forward and backward, and the teacher's over the sample and over new noise.
         polishing = forward * (TRAINING * planned * (ratio + OVERHEAD) + 1 + planned / 4)
     certain = 0.0 if polish == "auto" else polishing or 0.0

@@ -20,6 +20,7 @@ import torch
 
 import shearling
 import shearling.engine.cuda_graph
+import shearling.engine.distil
 import shearling.engine.memory
 from data.tiny import bert_config, bert_tokenizer, build
 from families import tiny_batches, tiny_model
@@ -301,7 +302,9 @@ def test_two_processes_share_one_gpu(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("passes", [8, 20])
 def test_polish_replays_its_steps_and_gives_what_plain_steps_give(passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With and without CUDA graphs, and near the CPU's result; twice the same. Eight passes have no noise."""
+    """With and without CUDA graphs, and near the CPU's result; twice the same."""
+    refresh = shearling.engine.distil.REFRESH
+    monkeypatch.setitem(refresh, "cpu", refresh["cuda"])  # the same noise
     method = shearling.Surgeon(precision="float32", polish=passes)
 
     def states(device: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -321,7 +324,7 @@ def test_polish_replays_its_steps_and_gives_what_plain_steps_give(passes: int, m
     for name, value in replayed.items():
         torch.testing.assert_close(value, plain[name], rtol=1e-3, atol=1e-4)
     if passes == 20:
-        return  # a CPU draws its noise less often
+        return  # rounding has gone too far for that
     here, cpu = states("cpu")
     for name, value in replayed.items():
         torch.testing.assert_close(value, here[name], rtol=0.05, atol=5e-3)

@@ -238,7 +238,7 @@ class _Pair:
                     h, y = (as_multiplied(flat(one, rows), self.run_s.precision) for one in (given, wanted))
                     if normed:
                         relative = sizes_of(y) ** -2
-                        weights = relative if weights is None else weights * relative
+                        weights = relative if weights is None else relative * weights.to(relative)
                     moments.add(h, y, weights)
         fit.add_up()
         held_out.add_up()

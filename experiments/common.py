@@ -138,9 +138,9 @@ class Lab:
     def plan(self, task: str, method: Method, seed: int, samples: int | None = None) -> Plan:
         """One measurement serves every budget and every variant of a method."""
         samples = samples or self.samples
-        # What a measurement depends on: surgeon's on its labels and damping too, the paper's gradients on nothing else.
-        settings = (method.labels, method.damp) if isinstance(method, Surgeon) else ()
-        family = (method.name, method.precision, *settings)  # type: ignore[attr-defined]
+        # What a measurement depends on: surgeon's on labels and damping, the paper's on how it weighs its gradients.
+        how = ("labels", "damp") if isinstance(method, Surgeon) else ("importance",)
+        family = (method.name, *(getattr(method, setting) for setting in ("precision", *how)))
         sample = self.sample(task, samples, seed)
         plan = _recent(
             self._plans,

@@ -64,10 +64,10 @@ def last_on_first_token(plan: Plan, flops: float) -> AbstractContextManager[Any]
         chosen = every[found if isinstance(found, slice) else found.cpu()]
         return chosen[chosen % shape[1] == 0]
 
-    def moments(self: Any, *args: Any) -> Any:
-        last = self.depth == len(self.below.sublayers) - 1 and self.part == len(self.below.sublayers[-1]) - 1
+    def moments(self: Any, *args: Any, **how: Any) -> Any:
+        last = self.depth == len(self.dense.sublayers) - 1 and self.part == len(self.dense.sublayers[-1]) - 1
         with patch.object(Stack, "rows", rows) if last else nullcontext():
-            return usual_moments(self, *args)
+            return usual_moments(self, *args, **how)
 
     return patch.object(walk._Pair, "_moments", moments)
 

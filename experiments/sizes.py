@@ -17,6 +17,7 @@ from shearling.latency.timing import in_turns
 
 BUDGETS = (0.5, 0.3, 0.1)
 BATCH, LENGTH = 32, 64
+ROUNDS = 101
 
 
 def rows(lab: Lab) -> Iterator[Row]:
@@ -24,7 +25,7 @@ def rows(lab: Lab) -> Iterator[Row]:
         lab.check_time()
         dense = lab.bench(task).model.cpu()
         pruned = [lab.pruned(task, SURGEON, flops, lab.seeds[0]).model.cpu() for flops in BUDGETS]
-        times = in_turns([_forward(model) for model in (dense, *pruned)], torch.device("cpu"), seconds=60)
+        times = in_turns([_forward(model) for model in (dense, *pruned)], torch.device("cpu"), rounds=ROUNDS)
         for flops, model, time in zip(BUDGETS, pruned, times[1:], strict=True):
             yield {
                 "task": task,

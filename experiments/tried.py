@@ -19,6 +19,7 @@ from shearling.engine import losses
 from shearling.engine.head import head_of
 from shearling.engine.losses import sampled_losses
 from shearling.engine.moments import Moments
+from shearling.methods.surgeon import Ordered
 from shearling.pipeline import Plan
 from shearling.sample.batch import uniform
 from shearling.sample.sample import Sample
@@ -26,6 +27,7 @@ from shearling.surgeon.order import Order
 from shearling.surgeon.refit import refit
 
 BUDGETS = (0.5, 0.3, 0.2, 0.1)
+TOKENS = 2048  # per batch of the pooler's refit
 Loss = Callable[..., torch.Tensor]
 
 
@@ -63,7 +65,8 @@ LOSSES: dict[str, Loss] = {
 def weighted(plan: Plan, per_layer: float, heads: float) -> Plan:
     """The same plan with errors multiplied by a power of the depth, and those of heads by a factor."""
     weights = [per_layer**s.depth * (heads if s.kind == "heads" else 1.0) for s in plan.structure.sublayers]
-    return replace(plan, evidence=[Order(o.removed, o.error * w) for o, w in zip(plan.evidence, weights, strict=True)])
+    orders = [Order(o.removed, o.error * w) for o, w in zip((e.order for e in plan.evidence), weights, strict=True)]
+    return replace(plan, evidence=[Ordered(order) for order in orders])
 
 
 def refit_pooler(teacher: Any, student: Any, sample: Sample) -> None:
@@ -78,7 +81,7 @@ def refit_pooler(teacher: Any, student: Any, sample: Sample) -> None:
     ]
     try:
         with torch.inference_mode():
-            for batch in sample:
+            for batch in sample.cut(TOKENS):
                 inputs = batch.to(small.weight.device).inputs
                 teacher(**inputs)
                 student(**inputs)

@@ -16,7 +16,7 @@ import torch
 from shearling.costs import count_macs, weight_bytes
 from shearling.engine.gram import Gram
 from shearling.engine.hooks import device_of, frozen, run
-from shearling.engine.memory import BACKWARD_TOKENS, FORWARD_TOKENS, LOGITS, cut_batches, logits_per_token
+from shearling.engine.memory import cut_batches, logits_per_token, tokens_at_once
 from shearling.engine.polish import OVERHEAD, Polish, planned_passes, seconds_of
 from shearling.engine.precision import DTYPES, Precision, kernels, used_precision
 from shearling.engine.recompute import MOST, is_too_much, kept_bytes
@@ -101,11 +101,12 @@ def _memory(
     """The maximum over the stages measure, order, refit, polish and check."""
     longest = max(int(group.tokens.max()) for group in sample.groups)
     width = logits_per_token(structure.model)
-    tokens = max(longest, min(BACKWARD_TOKENS["cpu"], LOGITS["cpu"] // width if width else BACKWARD_TOKENS["cpu"]))
-    tokens = min(tokens, sample.examples * longest)
+    device, every = device_of(structure.model), sample.examples * longest
+    tokens = min(max(longest, tokens_at_once(device, backward=True, precision=precision, logits=width)), every)
     kept = kept_bytes(structure, tokens)
     deepest = max(sum(1 for _ in stack.layers) for stack in structure.stacks)
-    inside = kept if kept <= MOST else kept // deepest + 4 * tokens * deepest * structure.sublayers[0].weight.shape[0]
+    again = device.type == "cpu" and kept > MOST
+    inside = kept if not again else kept // deepest + 4 * tokens * deepest * structure.sublayers[0].weight.shape[0]
     half = used_precision(structure.model, precision) == "bfloat16"
     head = 4 * width * int(structure.sublayers[-1].weight.shape[0]) if half else 0  # bfloat16 copies of its weights
     measuring = statistics + inside + 12 * tokens * width + head  # logits in float32, and their gradient
@@ -113,12 +114,12 @@ def _memory(
     ordering = statistics + 4 * 8 * widest**2  # B, C, and a product or a factor with its copy, in float64
     hidden = max(s.weight.shape[0] for s in structure.sublayers)
     states = 4 * 4 * round(sample.examples * (sample.mean_length or longest)) * hidden
-    inner = 4 * 3 * min(FORWARD_TOKENS["cpu"], sample.examples * longest) * widest  # inside one layer
+    inner = 4 * 3 * min(tokens_at_once(device, backward=False, precision=precision), every) * widest  # in one layer
     left = int(ratio * widest)
     refitting = int(ratio * weights) + states + inner + (2 * 4 + 6 * 8) * left**2
     checking = int(ratio * weights) + 16 * tokens * width  # the logits of both models, and their difference
     polishing = 0
-    if seconds_of(polish) is not None or planned_passes(polish, ratio, device_of(structure.model)):
+    if seconds_of(polish) is not None or planned_passes(polish, ratio, device):
         layers = sum(len(stack.layers) for stack in structure.stacks)
         seen = KEPT.itemsize * round(sample.examples * (sample.mean_length or longest)) * hidden * layers
         polishing = (1 + TRAINED) * int(ratio * weights) + min(HOST_BYTES, seen) + inside

@@ -70,11 +70,12 @@ def check_folder(target: Path) -> None:
         pass  # checked below
     except (OSError, ValueError) as error:
         raise OutputError(f"{target} cannot be a directory: {getattr(error, 'strerror', None) or error}.") from None
-    if target.is_symlink() and not target.exists():
-        raise OutputError(f"{target} is a link that leads nowhere; remove it or choose another place.")
-    if target.exists() and not target.is_dir():
-        raise OutputError(f"{target} exists and is a file; choose another place.")
-    _check_permission(target)
+    with writing(target):
+        if target.is_symlink() and not target.exists():
+            raise OutputError(f"{target} is a link that leads nowhere; remove it or choose another place.")
+        if target.exists() and not target.is_dir():
+            raise OutputError(f"{target} exists and is a file; choose another place.")
+        _check_permission(target)
 
 
 def check_file(path: Path, *, force: bool = False) -> None:
@@ -88,17 +89,9 @@ def check_file(path: Path, *, force: bool = False) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Replace a file atomically, through a hidden one beside it that is always removed."""
-    data = content.encode() if isinstance(content, str) else content
-    partial = path.with_name(f".{path.name}.part")
-    with writing(path):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(data)
-            partial.replace(path)
-        finally:
-            with suppress(OSError):
-                partial.unlink()
+    """Replace a file atomically."""
+    with whole_files(path) as folder:
+        (folder / path.name).write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
@@ -147,12 +140,12 @@ def _hidden_beside(target: Path) -> Iterator[Path]:
         clear_hidden(target)
         folder = hidden_beside(target, ".part")
     except OSError as error:
-        raise OutputError(f"Cannot write beside {target}: {error.strerror}.") from None
+        raise OutputError(f"Cannot write {target}: {error.strerror}.") from None
     try:
         yield folder
     except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
         reason = getattr(error, "strerror", None) or error
-        raise OutputError(f"Could not write {target}: {reason}. Nothing was left behind.") from error
+        raise OutputError(f"Cannot write {target}: {reason}. Nothing was left behind.") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

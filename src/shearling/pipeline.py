@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -54,6 +55,8 @@ class Plan:
     """The measurement of one model; `prune` may be called for any number of constraints.
 
     lengths   per sublayer, tokens per example for counting FLOPs
+    watcher   sees the progress of `meet`, unless that is given another
+    shown     opens a watcher for a call of `prune`
     why       reason for the size of the sample
     states    cache of the teacher's tensors between budgets; None if only one is to come
     expected  the estimate of memory and time
@@ -68,6 +71,7 @@ class Plan:
     seconds: Mapping[str, float]
     warnings: list[str] = field(default_factory=list)
     watcher: Watcher | None = None
+    shown: Callable[[], AbstractContextManager[Watcher]] | None = None
     why: str = ""
     states: TeacherStates | None = None
     expected: Estimate | None = None
@@ -95,13 +99,14 @@ class Plan:
         """
         target = Target(flops, params, multiple_of, latency, table, correct, batch_size, seq_len, shape).checked()
         target.check_fits(self.structure, self.method)
-        return self.meet(target)
+        with self.shown() if self.shown else nullcontext() as watcher:
+            return self.meet(target, watcher)
 
     @eager()
     @fail_together()
-    def meet(self, target: Target) -> Pruned:
+    def meet(self, target: Target, watcher: Watcher | None = None) -> Pruned:
         """Returns a smaller copy of the model that meets a validated target."""
-        stages, dense = Stages(self.watcher), self.structure
+        stages, dense = Stages(watcher or self.watcher), self.structure
         limits = target.limits(dense, self.lengths)
         if target.latency is None:
             step = target.multiple_of or self._step
@@ -343,8 +348,8 @@ def measure(
         )
     states = TeacherStates.on(device) if target is None else None
     return Plan(
-        structure, first, method, method.finished(evidence), seed, lengths, stages.seconds, warnings, watcher, why,
-        states, expected,
+        structure, first, method, method.finished(evidence), seed, lengths, stages.seconds, warnings, watcher,
+        why=why, states=states, expected=expected,
     )  # fmt: skip
 
 
@@ -369,8 +374,10 @@ def load_plan(path: str | os.PathLike[str], model: PreTrainedModel, data: Any, *
     warnings = list(header["warnings"])
     if header["fingerprint"] != sample.fingerprint:
         warnings.append("the plan was measured on another sample than the one given for the refit")
-    seconds = dict(header["seconds"])
-    return Plan(structure, sample, method, evidence, header["seed"], header["lengths"], seconds, warnings)
+    return Plan(
+        structure, sample, method, evidence, header["seed"], header["lengths"], dict(header["seconds"]), warnings,
+        states=TeacherStates.on(device_of(structure.model)),
+    )  # fmt: skip
 
 
 def method_of_plan(path: str | os.PathLike[str], header: Mapping[str, Any]) -> Method:

@@ -15,6 +15,7 @@ from shearling.methods.ranges import Shape, check_batch, checked_multiple, check
 from shearling.methods.stock import check_shape
 from shearling.models.structure import Structure
 
+BY = "flops"  # default kind of budget where only a loss is given
 TableLike = Table | str | os.PathLike[str] | None
 
 

@@ -257,6 +257,7 @@ _TOKENIZERS: dict[Kind, Callable[[Encoder, Rows], Tokenized]] = {
     "token-classification": _tagged,
     "question-answering": _answered,
     "embedding": _embedded,
+    "knn": _embedded,
     "retrieval": _searched,
     "rerank": _reranked,
     "lm": make_blocks,

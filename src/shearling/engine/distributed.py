@@ -54,12 +54,12 @@ def add_up(tensors: Iterable[Tensor]) -> None:
     if rank_and_world()[1] == 1:
         return
     agree()
-    with _connection_errors_explained():
-        for tensor in tensors:
-            here = tensor.to(_meeting_place(tensor.device))  # no copy if its device can be reduced
+    for tensor in tensors:
+        here = tensor.to(_meeting_place(tensor.device))  # no copy if its device can be reduced
+        with _connection_errors_explained():
             dist.all_reduce(here)
-            if here is not tensor:
-                tensor.copy_(here)
+        if here is not tensor:
+            tensor.copy_(here)
 
 
 def dealt(sizes: Sequence[int]) -> list[int]:
@@ -176,7 +176,7 @@ def _connection_errors_explained() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        reason = str(error).strip().splitlines()[0][:200]
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
         raise _PeerFailed(
             f"Another process of this run ended or cannot be reached; its own message says why. Nothing was left "
             f"half-written. ({reason})"

@@ -74,7 +74,9 @@ class HiddenStates:
 
     def copy(self) -> HiddenStates:
         """A shallow copy."""
-        return HiddenStates((self[i] for i in range(len(self))), on_host=self.on_host)
+        other = HiddenStates(on_host=self.on_host)
+        other._tensors, other._devices = [*self._tensors], [*self._devices]
+        return other
 
     def _stored(self, tensor: Tensor) -> Tensor:
         return tensor.cpu() if self.on_host else tensor

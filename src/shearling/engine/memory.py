@@ -34,6 +34,15 @@ def logits_per_token(model: Any) -> int:
     return int(head.weight.shape[0]) if head is not None and hasattr(head, "weight") else 0
 
 
+def tokens_at_once(device: torch.device, *, backward: bool, precision: Precision = "float32", logits: int = 0) -> int:
+    """Tokens per batch in a pass on a device, before memory has run out."""
+    most = BACKWARD_TOKENS if backward else FORWARD_TOKENS
+    tokens = most.get(device.type, most["cpu"])
+    if precision == "bfloat16" and device.type == "cuda" and has_bfloat16(device):
+        tokens *= 2  # activations take half the memory
+    return min(tokens, LOGITS.get(device.type, LOGITS["cpu"]) // logits) if logits else tokens
+
+
 def cut_batches(
     sample: Sample,
     device: torch.device,
@@ -47,13 +56,8 @@ def cut_batches(
 
     logits  logits per token, which limit the batch size
     """
-    most = BACKWARD_TOKENS if backward else FORWARD_TOKENS
-    tokens = most.get(device.type, most["cpu"]) // shrink
-    if precision == "bfloat16" and device.type == "cuda" and has_bfloat16(device):
-        tokens *= 2  # activations take half the memory
-    if logits:
-        tokens = min(tokens, LOGITS.get(device.type, LOGITS["cpu"]) // logits)
-    batches = sample.cut(max(tokens, 1), multiple=LENGTH_MULTIPLE.get(device.type, 1))
+    tokens = tokens_at_once(device, backward=backward, precision=precision, logits=logits)
+    batches = sample.cut(max(tokens // shrink, 1), multiple=LENGTH_MULTIPLE.get(device.type, 1))
     held = sum(t.nbytes for batch in batches for t in (*batch.inputs.values(), *batch.labels.values()))
     if device.type == "cuda" and held > RESIDENT * free_bytes(device):
         return batches  # moved one by one when they are run

@@ -108,7 +108,7 @@ def polish(
     if setting == "auto" and not passes:
         why = f"not worth it: in about the time of the rest a CPU does fewer than {FEWEST} passes, which gain nothing"
         return Polished(None, None, 0, 0.0, sample.examples, why)
-    most = sys.maxsize
+    most, found = sys.maxsize, None
     while True:
         try:
             found = _polish(
@@ -116,11 +116,11 @@ def polish(
             )
         except KeyboardInterrupt:  # outside the passes: the student is unchanged
             why = "interrupted before it was done; the weights are as they were"
-            return Polished(None, None, 0, 0.0, sample.examples, why)
+            found = Polished(None, None, 0, 0.0, sample.examples, why)
         except RuntimeError as error:
             if not out_of_memory(error) or most == 1 or rank_and_world()[1] > 1:
                 raise
-        else:
+        if found is not None:
             return gathered({rank_and_world()[0]: found})[0]
         most = min(most, (recipe or recipe_for(passes, precision)).examples) // 2
         if torch.cuda.is_available():

@@ -74,6 +74,8 @@ class LlamaCpp:
         options.n_ctx = options.n_batch = options.n_ubatch = CONTEXT
         options.n_threads = options.n_threads_batch = torch.get_num_threads()
         self.context = self.lib.llama_init_from_model(self.model, options)
+        if self.context == self.ffi.NULL:
+            raise RuntimeError(f"llama.cpp cannot run {path}: no context of {CONTEXT} tokens")
         self.vocabulary = self.lib.llama_vocab_n_tokens(self.lib.llama_model_get_vocab(self.model))
 
     def __del__(self) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from shearling.checkpoint.sentence import SentenceModule, pooling_of_parts
+from shearling.engine.progress import Watcher
 from shearling.errors import ModelError
 from shearling.models.pooling import Pooling, set_pooling
 from shearling.pipeline import Plan, Pruned
@@ -82,9 +83,9 @@ class SentencePlan(Plan):
 
     sentence: Any = None
 
-    def meet(self, target: Target) -> PrunedSentenceModel:
+    def meet(self, target: Target, watcher: Watcher | None = None) -> PrunedSentenceModel:
         """Like `Plan.meet`, with the transformer in a copy of the caller's model."""
-        return give_back(super().meet(target), self.sentence)
+        return give_back(super().meet(target, watcher), self.sentence)
 
 
 def sentence_plan(plan: Plan, sentence: Any) -> SentencePlan:

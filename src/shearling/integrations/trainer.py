@@ -35,7 +35,7 @@ class PruneOnTrainEnd(TrainerCallback):
     >>> trainer.add_callback(shearling.PruneOnTrainEnd(flops=0.5, out="my-model-50"))  # doctest: +SKIP
 
     out, force  output directory, and whether it may be replaced
-    options     keywords of `shearling.prune`: flops, params, method, samples, ...
+    options     as for `shearling.prune`: flops, params, latency, method, samples, seed, flops_length, ...
 
     An output that cannot be written or an unsupported architecture raises before the training. Later errors are logged
     and stored in `error`, so that the trained model is not lost. `pruned` is the result.
@@ -43,11 +43,13 @@ class PruneOnTrainEnd(TrainerCallback):
 
     def __init__(self, *, out: str | os.PathLike[str], force: bool = False, **options: Any) -> None:
         goals = {one.name for one in fields(Target)}
+        if "flops_length" in options:
+            options["length"] = options.pop("flops_length")
         known = goals | inspect.signature(measure).parameters.keys() - {"model", "data", "notes", "target"}
         unknown = sorted(options.keys() - known)
         if unknown:
-            names = ", ".join(sorted(known))
-            raise InputError(f"No option {', '.join(unknown)} in shearling.prune; there are {names}.")
+            names = ", ".join(sorted(known - {"length"} | {"flops_length"}))
+            raise InputError(f"PruneOnTrainEnd has no option {', '.join(unknown)}; there are {names}.")
         self.out, self.force = Path(out), force
         self.target = Target(**{name: options.pop(name) for name in goals & options.keys()}).checked()
         self.options = options

@@ -18,7 +18,7 @@ from torch import Tensor
 from shearling.engine.bridges import Map, divergences_without, layer_maps
 from shearling.engine.distance import divergences_between
 from shearling.engine.hooks import device_of
-from shearling.engine.memory import batches_that_fit
+from shearling.engine.memory import batches_that_fit, logits_per_token
 from shearling.engine.moments import Moments
 from shearling.engine.progress import Stages
 from shearling.methods.method import Method
@@ -89,7 +89,7 @@ class LayerOrder:
                 with attempt as batches:
                     student = cut.student(dense)
                     self.method.repair(dense, student, batches, stages=Stages())
-            for attempt in self._attempts(self._judges):
+            for attempt in self._attempts(self._judges, judging=True):
                 with attempt as batches:
                     self._losses[shape] = divergences_between(dense.model, student.model, batches, precision)
         return self._losses[shape]
@@ -105,10 +105,14 @@ class LayerOrder:
         rest = self.sample.without(self._judges)
         return (rest if rest.groups else self.sample).drawn(FITTED, 0)
 
-    def _attempts(self, sample: Sample) -> Iterator[AbstractContextManager[list[Batch]]]:
-        """Attempts at a stage over part of the sample; every process runs all of it, so that all agree."""
+    def _attempts(self, sample: Sample, *, judging: bool = False) -> Iterator[AbstractContextManager[list[Batch]]]:
+        """Attempts at a stage over part of the sample; every process runs all of it, so that all agree.
+
+        judging  outputs are compared and nothing is summed over processes
+        """
         device, precision = device_of(self.structure.model), self.method.precision
-        return batches_that_fit(sample, device, backward=False, precision=precision, sums=True)
+        logits = logits_per_token(self.structure.model) if judging else 0
+        return batches_that_fit(sample, device, backward=False, precision=precision, sums=not judging, logits=logits)
 
     def _run_without(self, options: Sequence[Layers]) -> list[float]:
         """The divergence of each option, with maps in place of layers."""
@@ -116,7 +120,7 @@ class LayerOrder:
         for attempt in () if self._maps else self._attempts(self._fitted):
             with attempt as batches:
                 self._maps = layer_maps(dense, batches, _solve, precision)
-        for attempt in self._attempts(self._judges):
+        for attempt in self._attempts(self._judges, judging=True):
             with attempt as batches:
                 found = divergences_without(dense, options, self._maps, batches, precision)
         return found

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from shearling.costs import Limit
 from shearling.engine.hooks import device_of
-from shearling.engine.memory import batches_that_fit
+from shearling.engine.memory import batches_that_fit, logits_per_token
 from shearling.engine.moments import Moments
 from shearling.engine.polish import Polish, checked_polish
 from shearling.engine.precision import Precision
@@ -90,7 +90,8 @@ class Paper(Method):
         """Per-example gradients of the masks; with sampled labels if the data has none."""
         with stages("gradients") as progress:
             device, how = device_of(structure.model), self.precision
-            for attempt in batches_that_fit(sample, device, backward=True, precision=how):
+            width = logits_per_token(structure.model)
+            for attempt in batches_that_fit(sample, device, backward=True, precision=how, logits=width):
                 with attempt as batches:
                     gradients = mask_gradients(
                         structure, batches, seed=seed, labels=sample.has_labels, precision=how, progress=progress

@@ -47,6 +47,7 @@ _TIMING = record({
 })  # fmt: skip
 
 
+FORMAT = leaf(lambda value: value == 1, "1, the format that this version reads")
 RECORD = Schema(
     "record",
     record(
@@ -59,7 +60,7 @@ RECORD = Schema(
             "seconds": mapping(NUMBER),
             "warnings": several(TEXT),
             "repairs": several(record({**each("sublayer note", TEXT), **each("before? after?", NUMBER)})),
-            "format?": COUNT,
+            "format?": FORMAT,
             **each("settings? card?", OBJECT),
             "check?": or_none(NUMBER),
             "base?": or_none(TEXT),
@@ -142,7 +143,7 @@ TABLE = Schema(
     "latency table",
     record(
         {
-            "format": leaf(lambda value: value == 1, "1, the format that this version reads"),
+            "format": FORMAT,
             **each("device device_type model_type", NAME),
             "layers": several(mapping(integer("a count", 0, _BIG), NAME), least=1),
             **each("batch_size seq_len threads", integer("a whole number above 0", 1, _BIG)),
@@ -237,6 +238,7 @@ PLAN = Schema(
 _FRESH = "Choose another place, or start afresh with force (--force, force=True)."
 _SCORED = each("value seconds", NUMBER)
 _POINT = record({"method": TEXT, "constraint": mapping(NUMBER), "seed": _SEED, **_SCORED})
-_SETTINGS = record({"settings": record({"methods": mapping(OBJECT)}), "dense": or_none(record(_SCORED))})
-SWEEP = Schema("sweep", _SETTINGS, OutputError, _FRESH)
+_SETTINGS = record({"methods": mapping(OBJECT)})
+_SWEEP = record({"format?": FORMAT, "settings": _SETTINGS, "dense": or_none(record(_SCORED))})
+SWEEP = Schema("sweep", _SWEEP, OutputError, _FRESH)
 RESULTS = Schema("list of results", several(_POINT), OutputError, _FRESH)

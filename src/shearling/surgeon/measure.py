@@ -37,7 +37,8 @@ class Curvature:
     G: Gram  # [D, D]
     W: Tensor  # [D, n]
     width: int  # columns per unit
-    tokens: float = 0.0  # number of tokens in the means
+    tokens: float = 0.0  # in the mean G
+    weight: float = 0.0  # of these tokens in the mean A; their number unless `measure` has a power
 
 
 def measure(
@@ -120,7 +121,7 @@ def measure(
     for curvature, count, total in zip(found, counts, totals, strict=True):
         curvature.A.divide_(total)
         curvature.G.divide_(count)
-        curvature.tokens = float(count)
+        curvature.tokens, curvature.weight = float(count), float(total)
     return found
 
 
@@ -132,10 +133,10 @@ def _within_memory(structure: Structure, batches: Sequence[Batch]) -> AbstractCo
 
 def merged(first: Curvature, second: Curvature) -> Curvature:
     """The curvature over the tokens of both samples."""
-    tokens = first.tokens + second.tokens
-    share = first.tokens / tokens
-    A, G = (one.mixed(other, share) for one, other in ((first.A, second.A), (first.G, second.G)))
-    return Curvature(A, G, first.W, first.width, tokens)
+    tokens, weight = first.tokens + second.tokens, first.weight + second.weight
+    A = first.A.mixed(second.A, first.weight / weight)
+    G = first.G.mixed(second.G, first.tokens / tokens)
+    return Curvature(A, G, first.W, first.width, tokens, weight)
 
 
 def _room(structure: Structure) -> bool:

@@ -14,12 +14,11 @@ from shearling.errors import ConstraintError, InputError
 from shearling.evaluation.exam import Evaluation, Exam
 from shearling.pipeline import Plan, Pruned
 from shearling.report.points import gain
-from shearling.target import Target
+from shearling.target import BY, Target
 from shearling.workflows.progress import SCORED, quiet
 from shearling.workflows.pruning import with_scores
 
 STEP = 0.01  # resolution of the budgets
-BY = "flops"  # default kind of budget
 HIGHEST = (0.95, 0.99)  # tried if no smaller budget is allowed
 TRIES = 7  # approximate number of bisection steps
 T = TypeVar("T")

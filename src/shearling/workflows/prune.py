@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,7 @@ from shearling.engine.progress import Watcher
 from shearling.methods import Method, method_of
 from shearling.methods.ranges import Samples, Shape
 from shearling.pipeline import Plan, Pruned
-from shearling.target import TableLike, Target
+from shearling.target import BY, TableLike, Target
 from shearling.workflows.arguments import Data, is_transformer, model_in, needs_reading, renamed
 from shearling.workflows.progress import READING, ProgressLike, stages_of, watching
 
@@ -37,7 +39,7 @@ def prune(
     seq_len: int | None = None,
     correct: bool = True,
     max_drop: float | None = None,
-    by: str = "flops",
+    by: str = BY,
     eval: Data | None = None,  # noqa: A002 - the option's name
     limit: int | None = None,
     timing: bool = True,
@@ -107,8 +109,9 @@ def prune(
     model, chosen = model_in(model), method_of(method)
     expected = stages_of(chosen, scored=eval is not None, drop=max_drop is not None)
     target = Target(flops, params, multiple_of, latency, table, correct, batch_size, seq_len, shape)
+    judged = any(value is not None for value in (eval, max_drop, limit)) or by != BY  # if only some, that is an error
     with watching(progress, expected) as watch:
-        if _ready(model, data) and eval is None and max_drop is None:
+        if _ready(model, data, pooling) and not judged:
             target = target.checked()
             plan = pipeline.measure(
                 model, data, method=chosen, samples=samples, seed=seed, length=length, watcher=watch, target=target
@@ -162,13 +165,14 @@ def measure(
     progress = renamed("watcher", "progress", watcher, progress)
     model, chosen = model_in(model), method_of(method)
     with watching(progress, READING | dict(chosen.stages)) as watch:
-        if _ready(model, data):
-            return pipeline.measure(
+        if _ready(model, data, pooling):
+            plan = pipeline.measure(
                 model, data, method=chosen, samples=samples, seed=seed, length=length, watcher=watch
             )  # fmt: skip
+            return _shown(plan, progress)
         from shearling.workflows.source import Source
 
-        return _plan_of(
+        plan = _plan_of(
             Source(
                 model, data, task, text_columns=text_columns, label_column=label_column, max_length=max_length,
                 samples=samples, seed=seed, device=device, dtype=dtype, trust_remote_code=trust_remote_code,
@@ -181,6 +185,7 @@ def measure(
                 watcher=watch, notes=loaded.notes,
             ),
         )  # fmt: skip
+        return _shown(plan, progress)
 
 
 def load_plan(
@@ -206,13 +211,13 @@ def load_plan(
     The other parameters are those of `shearling.prune`; the sample is drawn as it was.
     """
     model = model_in(model)
-    if _ready(model, data):
-        return pipeline.load_plan(path, model, data, samples=samples)
+    if _ready(model, data, pooling):
+        return _shown(pipeline.load_plan(path, model, data, samples=samples), progress)
     from shearling.workflows.source import Source
 
     header, _ = read_plan(Path(path), tensors=False)
     with watching(progress, READING) as watch:
-        return _plan_of(
+        plan = _plan_of(
             Source(
                 model, data, task, text_columns=text_columns, label_column=label_column, max_length=max_length,
                 samples=header["examples"] if samples is None else samples, seed=header["seed"], device=device,
@@ -222,6 +227,14 @@ def load_plan(
             watch,
             lambda loaded: pipeline.load_plan(path, loaded.model, loaded.examples, samples=samples),
         )  # fmt: skip
+        return _shown(plan, progress)
+
+
+def _shown(plan: Plan, progress: ProgressLike) -> Plan:
+    """The plan, each of whose `prune` shows its own progress."""
+    done = READING.keys() | plan.seconds.keys()
+    stages = {name: takes for name, takes in stages_of(plan.method).items() if name not in done}
+    return replace(plan, watcher=None, shown=partial(watching, progress, stages))
 
 
 def _plan_of(source: Source, method: Method, watch: Watcher, make: Callable[[Loaded], Plan]) -> Plan:
@@ -234,9 +247,9 @@ def _plan_of(source: Source, method: Method, watch: Watcher, make: Callable[[Loa
     return plan if loaded.sentence is None else sentence_plan(plan, loaded.sentence)
 
 
-def _ready(model: Any, data: Any) -> bool:
+def _ready(model: Any, data: Any, pooling: str | None) -> bool:
     """Whether model and data can go directly to the pipeline."""
-    if isinstance(model, (str, os.PathLike)) or data is None or needs_reading(data):
+    if isinstance(model, (str, os.PathLike)) or data is None or needs_reading(data) or pooling is not None:
         return False
     # Not a SentenceTransformer or CrossEncoder; the pipeline rejects other types.
     return is_transformer(model) or (not hasattr(model, "encode") and not hasattr(model, "predict"))

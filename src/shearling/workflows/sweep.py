@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from shearling.evaluation.exam import Evaluation, Exam
 from shearling.files import RECORD
 from shearling.latency.table import Table
 from shearling.latency.timing import device_name
-from shearling.methods import Method, method_of
+from shearling.methods import Method, method_of, settings_of
 from shearling.methods.ranges import Samples, Shape
 from shearling.models.digest import weights_digest_of
 from shearling.models.structure import Structure, structure_of
@@ -139,7 +139,7 @@ def sweep_source(
     exam = exam_of(source, loaded, evaluation, limit=limit, dense=loaded.model)
     if dry_run:
         return _planned(grid, loaded, exam)
-    store = Store(out, settings_of(source, grid, loaded, exam), force=force)
+    store = Store(out, sweep_settings(source, grid, loaded, exam), force=force)
     here = {"device": device_name(loaded.model.device), "batch_size": source.examples_per_batch}
     store.facts["environment"] = here | versions()
     done = store.done(saved=save)
@@ -227,7 +227,7 @@ def _draw_curves(store: Store, title: str) -> None:
             add_curve(place, curve_chart(store.results, dense=store.facts["dense"], title=title, this=row))
 
 
-def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[str, Any]:
+def sweep_settings(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[str, Any]:
     """Everything that a point depends on besides method, budget and seed."""
     given = {"metric": source.metric, "index": source.index, "pooling": source.pooling, "prefix": source.prefix}
     given["shape"] = None if grid.shape == "uneven" else grid.shape  # absent in sweeps of version 0.1
@@ -246,7 +246,7 @@ def settings_of(source: Source, grid: Grid, loaded: Loaded, exam: Exam) -> dict[
         "dtype": dtype_name(loaded.model.dtype),
         "multiple_of": grid.multiple_of,
         "table": None if grid.table is None else hashlib.sha256(Path(grid.table).read_bytes()).hexdigest(),
-        "methods": {name: asdict(method) for name, method in grid.methods.items()},  # type: ignore[call-overload]
+        "methods": {name: settings_of(method) for name, method in grid.methods.items()},
     }
 
 

@@ -133,7 +133,7 @@ class Lab:
         return self._benches[task]
 
     def sample(self, task: str, samples: int, seed: int) -> Sample:
-        return _recent(self._samples, (task, samples, seed), lambda: self.bench(task).sample(samples, seed))
+        return recent(self._samples, (task, samples, seed), lambda: self.bench(task).sample(samples, seed))
 
     def plan(self, task: str, method: Method, seed: int, samples: int | None = None) -> Plan:
         """One measurement serves every budget and every variant of a method."""
@@ -142,7 +142,7 @@ class Lab:
         how = ("labels", "damp") if isinstance(method, Surgeon) else ("importance",)
         family = (method.name, *(getattr(method, setting) for setting in ("precision", *how)))
         sample = self.sample(task, samples, seed)
-        plan = _recent(
+        plan = recent(
             self._plans,
             (task, family, seed, samples),
             lambda: measure(self.bench(task).model, sample, method=method, seed=seed, samples=samples),
@@ -225,7 +225,7 @@ class Lab:
             file.write(json.dumps(point) + "\n")
 
 
-def _recent(memory: OrderedDict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+def recent(memory: OrderedDict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
     """The value for a key; only the last few stay."""
     if key not in memory:
         memory[key] = make()

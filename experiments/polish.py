@@ -14,13 +14,16 @@ import json
 import statistics
 import sys
 import time
+from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import Lab, Row, arguments, lab_of
+from common import Lab, Row, recent, arguments, lab_of
+from polish_maps import Maps, map_distance
 from polish_steps import EigenAdam, Muon
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -47,6 +50,7 @@ class Variant:
     weights: str = "all"  # layers: not the head and the pooler; small: norms and biases alone
     rank: int = 0  # of the changes to every weight matrix; 0: any
     layerwise: bool = False  # no gradient crosses a layer
+    maps: float = 0.0  # weight of the attention maps of the kept heads
     average: float = 0.0  # decay of a moving average of the weights, which is what is judged and kept
     refresh: int = 1  # passes over the same noise
     optimiser: str = "adam"  # adam, muon, eigen
@@ -89,6 +93,7 @@ def variants() -> dict[str, Variant]:
         "layer by layer": replace(base, layerwise=True),
         "last layer": replace(base, layers="last"),
         "odd layers": replace(base, layers="odd"),
+        "attention maps": replace(base, maps=1.0),
         "rank 8, rate 1e-3": replace(recipe(rate=1e-3), rank=8),
         "rank 32, rate 1e-3": replace(recipe(rate=1e-3), rank=32),
         "weights of layers only": replace(base, weights="layers"),
@@ -161,6 +166,7 @@ class VariantDistiller(Distiller):
     """The stage's distiller with what only research asks for."""
 
     variant: Variant
+    maps: tuple[Maps, Maps, list[Tensor]] | None = None  # of the student, of the teacher; the kept heads
 
     def __init__(self, teacher: Any, student: Any, sample: Any, weights: Any, *rest: Any) -> None:
         self.shadow: list[Tensor] | None = None
@@ -204,9 +210,16 @@ class VariantDistiller(Distiller):
             torch._foreach_lerp_(self.shadow, [w.detach() for w in self.weights], 1 - self.variant.average)
 
     def loss(self, bucket: Bucket, rows: Tensor) -> Tensor:
+        batch = bucket.pick(rows)
+        if self.maps is not None:
+            student, teacher, kept = self.maps
+            found = super().loss(bucket, rows)
+            with torch.no_grad():
+                bucket.teacher(batch)
+            real = batch.inputs["attention_mask"].float()
+            return found + self.variant.maps * map_distance(student.caught, teacher.caught, kept, real)
         if self.variant.outputs:
             return super().loss(bucket, rows)
-        batch = bucket.pick(rows)
         return self.hidden_loss(self.student(batch), bucket.wanted(rows, batch), bucket.real_tokens(rows))
 
     def hidden_loss(self, found: States, wanted: States, real: Any) -> Tensor:
@@ -254,13 +267,11 @@ def prepared(model: nn.Module, structure: Any, variant: Variant) -> None:
                 layer.register_forward_pre_hook(lambda module, args: (args[0].detach(), *args[1:]))
 
 
-def point(lab: Lab, students: dict[Any, Any], task: str, flops: float, seed: int, name: str, variant: Variant) -> Row:
+def point(lab: Lab, students: OrderedDict[Any, Any], task: str, flops: float, seed: int, name: str, variant: Variant) -> Row:
     key = (task, variant.samples, seed, flops)
     plan = lab.plan(task, Surgeon(polish="off"), seed, variant.samples)
-    if key not in students:
-        students.clear()
-        students[key] = plan.prune(flops=flops).model
-    model = copy.deepcopy(students[key])
+    pruned = recent(students, key, lambda: plan.prune(flops=flops))
+    model = copy.deepcopy(pruned.model)
     exam, dense = lab.bench(task).exam, lab.bench(task).dense
     row: Row = {"task": task, "flops": flops, "seed": seed, "variant": name, "dense": dense, "device": lab.device}
     if name != "none":
@@ -271,10 +282,17 @@ def point(lab: Lab, students: dict[Any, Any], task: str, flops: float, seed: int
         structure = structure_of(model)
         prepared(model, structure, variant)
         passes = variant.passes or "auto"
-        found = polish(
-            plan.structure, structure, plan.sample, passes,
-            share=flops, recipe=variant.recipe, precision="bfloat16", seed=seed,
-        )  # fmt: skip
+        with ExitStack() as watching:
+            maps = None
+            if variant.maps:
+                both = [watching.enter_context(Maps(of).watched()) for of in (model, plan.structure.model)]
+                sublayers = zip(plan.structure.sublayers, pruned.kept, strict=True)
+                maps = (*both, [units for sublayer, units in sublayers if sublayer.kind == "heads"])
+            VariantDistiller.maps = maps
+            found = polish(
+                plan.structure, structure, plan.sample, passes,
+                share=flops, recipe=variant.recipe, precision="bfloat16", seed=seed,
+            )  # fmt: skip
         row |= found.to_json() | {"settings": asdict(variant)}
     return row | {"value": exam.take(model).value}
 
@@ -331,7 +349,7 @@ def main() -> None:
     if not options.show:
         lab = lab_of(options)
         known = {(p["task"], p["flops"], p["seed"], p["variant"]) for p in points_in(options.out)}
-        students: dict[Any, Any] = {}
+        students: OrderedDict[Any, Any] = OrderedDict()
         for task, flops, seed, name, variant in wanted(lab, options):
             if (task, flops, seed, name) in known:
                 continue

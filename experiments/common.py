@@ -7,6 +7,7 @@ beside the tables, so that experiments share them and an interrupted run goes on
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import sys
@@ -17,6 +18,8 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from shearling.checkpoint.pretrained import load_model, load_tokenizer, named_device
 from shearling.data import Rows, encode, find_task, read_rows
@@ -185,6 +188,7 @@ class Lab:
         if key not in self._points:
             self.check_time()
             self._keep({"key": key, **make()})
+            release()
         return self._points[key]
 
     def mean(
@@ -225,6 +229,13 @@ class Lab:
             file.write(json.dumps(point) + "\n")
 
 
+def release() -> None:
+    """Return the memory of recorded steps to the GPU, where other experiments may run."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def recent(memory: OrderedDict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
     """The value for a key; only the last few stay."""
     if key not in memory:
@@ -238,30 +249,33 @@ def recent(memory: OrderedDict[Any, Any], key: Any, make: Callable[[], Any]) -> 
 def execute(name: str, experiment: Callable[[Lab], Iterator[Row]], lab: Lab) -> list[Row]:
     """Run an experiment as far as the time goes, and write its rows as JSON."""
     rows: list[Row] = []
-    complete = True
     began = time.monotonic()
+
+    def write(complete: bool) -> None:
+        record = {
+            "experiment": name,
+            "complete": complete,
+            "settings": {
+                "samples": lab.samples,
+                "seeds": list(lab.seeds),
+                "limit": lab.limit,
+                "device": device_name(named_device(lab.device)),
+            },
+            "seconds": round(time.monotonic() - began, 2),
+            "rows": rows,
+        }
+        partial = lab.out / f".{name}.json.part"
+        partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        partial.replace(lab.out / f"{name}.json")
+
     try:
         for row in experiment(lab):
             rows.append(row)
+            write(complete=False)
     except OutOfTime:
-        complete = False
-    record = {
-        "experiment": name,
-        "complete": complete,
-        "settings": {
-            "samples": lab.samples,
-            "seeds": list(lab.seeds),
-            "limit": lab.limit,
-            "device": device_name(named_device(lab.device)),
-        },
-        "seconds": round(time.monotonic() - began, 2),
-        "rows": rows,
-    }
-    partial = lab.out / f".{name}.json.part"
-    partial.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    partial.replace(lab.out / f"{name}.json")
-    if not complete:
         print(f"{name}: out of time; {len(rows)} rows are kept, the same command goes on from there", file=sys.stderr)
+        return rows
+    write(complete=True)
     return rows
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import Lab, Row, recent, arguments, lab_of
+from common import Lab, Row, arguments, lab_of, recent, release
 from polish_maps import Maps, map_distance
 from polish_steps import EigenAdam, Muon
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ BUDGETS = (0.3, 0.2, 0.1, 0.05)
 class Variant:
     """Passes and recipe of the stage, and what only research asks for."""
 
-    passes: int = 40  # 0: as many as a CPU does by itself
+    passes: int = stage.PASSES  # 0: as many as a CPU does by itself
     recipe: Recipe | None = field(default_factory=Recipe)  # None: the stage's own for these passes
     samples: int = 2048
     outputs: bool = True  # whether they are matched
@@ -52,7 +52,7 @@ class Variant:
     layerwise: bool = False  # no gradient crosses a layer
     maps: float = 0.0  # weight of the attention maps of the kept heads
     average: float = 0.0  # decay of a moving average of the weights, which is what is judged and kept
-    refresh: int = 1  # passes over the same noise
+    refresh: int = REFRESH["cuda"]  # passes over the same noise
     optimiser: str = "adam"  # adam, muon, eigen
     matrix_rate: float = 5e-4  # of muon, for matrices
     betas: tuple[float, float] = BETAS
@@ -70,6 +70,7 @@ def variants() -> dict[str, Variant]:
         "base": base,
         "hidden x 1": recipe(hidden=1.0),
         "no noise": recipe(noise=0.0),
+        "passes 40, noise every pass": replace(base, passes=40, refresh=1),
         "noise every 4": replace(base, refresh=4),
         "short, rate 3e-4": replace(base, passes=6, refresh=6),
         "short, rate 6e-4": replace(recipe(rate=6e-4), passes=6, refresh=6),
@@ -105,10 +106,10 @@ def variants() -> dict[str, Variant]:
         "passes 10, rate 1e-3": replace(recipe(rate=1e-3), passes=10),
         "average 0.995": replace(base, average=0.995),
         "TF32": recipe(precision="tf32"),
-        "noise every 2": replace(base, refresh=2),
+        "noise every pass": replace(base, refresh=1),
         "noise every 3": replace(base, refresh=3),
         "passes 24": replace(base, passes=24),
-        "passes 24, rate 6e-4, noise every 2": replace(recipe(rate=6e-4), passes=24, refresh=2),
+        "passes 24, rate 6e-4": replace(recipe(rate=6e-4), passes=24),
         "sample 1024": replace(base, samples=1024),
     }
 
@@ -223,13 +224,15 @@ class VariantDistiller(Distiller):
         return self.hidden_loss(self.student(batch), bucket.wanted(rows, batch), bucket.real_tokens(rows))
 
     def hidden_loss(self, found: States, wanted: States, real: Any) -> Tensor:
-        count = len(found.hidden)
-        at = {"all": range(count), "last": [count - 1], "odd": range(count - 1, -1, -2)}[self.variant.layers]
-        chosen = [States({}, [states.hidden[i] for i in at]) for states in (found, wanted)]
-        kept, self.variances = self.variances, self.variances[list(at)]
-        try:
-            found_loss = super().hidden_loss(*chosen, [real[i] for i in at])
+        if self.variant.layers == "all":
+            found_loss = super().hidden_loss(found, wanted, real)
             return found_loss * 10**-self.share if self.variant.fade else found_loss
+        count = len(found.hidden)
+        at = [count - 1] if self.variant.layers == "last" else range(count - 1, -1, -2)
+        chosen = [States({}, [states.hidden[i] for i in at]) for states in (found, wanted)]
+        kept, self.variances = self.variances, torch.stack([self.variances[i] for i in at])
+        try:
+            return super().hidden_loss(*chosen, [real[i] for i in at])
         finally:
             self.variances = kept
 
@@ -267,7 +270,9 @@ def prepared(model: nn.Module, structure: Any, variant: Variant) -> None:
                 layer.register_forward_pre_hook(lambda module, args: (args[0].detach(), *args[1:]))
 
 
-def point(lab: Lab, students: OrderedDict[Any, Any], task: str, flops: float, seed: int, name: str, variant: Variant) -> Row:
+def point(
+    lab: Lab, students: OrderedDict[Any, Any], task: str, flops: float, seed: int, name: str, variant: Variant
+) -> Row:
     key = (task, variant.samples, seed, flops)
     plan = lab.plan(task, Surgeon(polish="off"), seed, variant.samples)
     pruned = recent(students, key, lambda: plan.prune(flops=flops))
@@ -294,6 +299,7 @@ def point(lab: Lab, students: OrderedDict[Any, Any], task: str, flops: float, se
                 share=flops, recipe=variant.recipe, precision="bfloat16", seed=seed,
             )  # fmt: skip
         row |= found.to_json() | {"settings": asdict(variant)}
+        release()
     return row | {"value": exam.take(model).value}
 
 

@@ -41,7 +41,9 @@ def sentences(data: Path) -> list[str]:
     """Of WikiText-2 and of film reviews, shuffled."""
     wiki = [text for path in sorted(data.glob("wikitext2.valid.*")) for text in read_rows(path).column("text")]
     split = [part.strip() for text in wiki for part in re.split(r"(?<= [.?!]) ", text)]
-    reviews = [text.strip() for path in sorted(data.glob("sst2.train.*")) for text in read_rows(path).column("sentence")]
+    reviews = [
+        text.strip() for path in sorted(data.glob("sst2.train.*")) for text in read_rows(path).column("sentence")
+    ]
     chosen = [text for text in dict.fromkeys([*split, *reviews]) if 6 <= len(text.split()) <= 40]
     random.Random(0).shuffle(chosen)
     return chosen

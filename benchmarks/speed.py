@@ -174,9 +174,14 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Every row in a process of its own."""
-    rows = []
+    """Every row in a process of its own; what is measured is kept at once."""
+    from machine import keep_json
+
+    settings = {name: getattr(options, name) for name in ("shapes", "examples", "length", "flops", "samples", "polish")}
+    result: dict[str, Any] = {"settings": settings, "rows": []}
     subprocess.run([sys.executable, "-c", "import shearling.workflows.prune, transformers.models.bert"], check=True)
+    if options.command_line:
+        result["command_line"] = command_line(options)
     for method in options.methods.split(","):
         for number, size in enumerate(map(int, options.batch_sizes.split(","))):
             command = [
@@ -188,12 +193,11 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             command += ["--polish", str(options.polish)] if options.polish else []
             command += ["--yardstick"] if number == 0 else []
             done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ)
-            rows.append(json.loads(done.stdout.splitlines()[-1]))
-            print(table(rows[-1:]).splitlines()[-1], flush=True)
-    settings = {name: getattr(options, name) for name in ("shapes", "examples", "length", "flops", "samples", "polish")}
-    result: dict[str, Any] = {"settings": settings, "machine": rows[0].get("machine"), "rows": rows}
-    if options.command_line:
-        result["command_line"] = command_line(options)
+            row = json.loads(done.stdout.splitlines()[-1])
+            result["machine"] = row.get("machine")
+            result["rows"].append(row)
+            print(table([row]).splitlines()[-1], flush=True)
+            keep_json(result, options.out)
     return result
 
 
@@ -221,8 +225,6 @@ def main() -> None:
     if options.one:
         print(json.dumps(one(options)))
         return
-    from machine import keep_json
-
     result = run(options)
     print(
         f"\n{result['machine']['device']}, {options.shapes}, {options.examples:,} examples\n\n{table(result['rows'])}"
@@ -236,7 +238,6 @@ def main() -> None:
             print(f"{row['method']}: {row['later'] / row['plain']:.2f} times a plain forward and backward; {floor}")
     if "command_line" in result:
         print("command line: " + ", ".join(f"{name} {value:.1f} s" for name, value in result["command_line"].items()))
-    keep_json(result, options.out)
 
 
 if __name__ == "__main__":

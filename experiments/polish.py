@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def variants() -> dict[str, Variant]:
         "base": base,
         "hidden x 1": recipe(hidden=1.0),
         "no noise": recipe(noise=0.0),
-        "passes 40, noise every pass": replace(base, passes=40, refresh=1),
+        "passes 32, noise every 2": replace(base, passes=32, refresh=2),
         "noise every 4": replace(base, refresh=4),
         "short, rate 3e-4": replace(base, passes=6, refresh=6),
         "short, rate 6e-4": replace(recipe(rate=6e-4), passes=6, refresh=6),
@@ -106,7 +107,7 @@ def variants() -> dict[str, Variant]:
         "passes 10, rate 1e-3": replace(recipe(rate=1e-3), passes=10),
         "average 0.995": replace(base, average=0.995),
         "TF32": recipe(precision="tf32"),
-        "noise every pass": replace(base, refresh=1),
+        "noise every 2": replace(base, refresh=2),
         "noise every 3": replace(base, refresh=3),
         "passes 24": replace(base, passes=24),
         "passes 24, rate 6e-4": replace(recipe(rate=6e-4), passes=24),
@@ -190,7 +191,7 @@ class VariantDistiller(Distiller):
         if self.variant.optimiser == "muon":
             return Muon(self.changing, rate, betas, self.variant.matrix_rate / rate)
         if self.variant.optimiser == "eigen":
-            drawn = iter(self._shuffled())
+            drawn = cycle(self._shuffled())
             return EigenAdam(self.changing, rate, betas, lambda: self._given(*next(drawn)))
         found = super()._optimiser()
         for group in found.param_groups:

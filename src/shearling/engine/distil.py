@@ -33,7 +33,7 @@ logger = logging.getLogger("shearling")
 MOST_TOKENS = {"cpu": 8192, "cuda": 32768}  # per batch
 HALF = (torch.float16, torch.bfloat16)
 JUDGED = 4  # validation batches are this much larger, since they need no gradients
-REFRESH = {"cpu": 4, "cuda": 2}  # passes with the same noise, about
+REFRESH = {"cpu": 4, "cuda": 1}  # passes with the same noise, about
 HIDDEN = {"embedding": 1.0, "others": 10.0}  # weights of the hidden states, by head
 BETAS = (0.9, 0.98)  # of AdamW: shorter averages for a few hundred steps
 

@@ -25,7 +25,7 @@ from shearling.models.structure import Structure
 from shearling.sample.sample import Sample
 
 Polish = Literal["auto", "off"] | int | str  # number of passes, or seconds as "30s"
-PASSES = 32  # on a GPU
+PASSES = 40  # on a GPU
 MANY = 20  # minimum passes for batches of the full size
 FEW: dict[str, Any] = {"examples": 32, "tokens": 512}  # with fewer passes: smaller batches, and so more steps
 FULL_RATE = 12  # minimum passes for the full rate: it first moves the student away, and few have no time to return

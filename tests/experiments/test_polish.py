@@ -18,21 +18,11 @@ import polish
 from common import Lab
 from polish_maps import Maps, map_distance
 
-from bench import write_model, write_rows
 from tiny import batches_of, model_of
 
 pytestmark = pytest.mark.slow  # the research is not the product: its tests wait for the slow checks
 
 VARIANTS = {**polish.variants(), **polish.few_passes()}
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    place = tmp_path_factory.mktemp("polish")
-    write_model(place / "models" / "tiny-sst2")
-    for split in ("train", "dev"):
-        write_rows(place / f"sst2.{split}.jsonl", 64)
-    return Lab(place / "models", place, place / "out", "cpu", ["sst2"], samples=64, limit=16)
 
 
 @pytest.fixture(scope="module")

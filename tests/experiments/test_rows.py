@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from bench import write_model, write_rows
-
 HERE = Path(__file__).parents[2] / "experiments"
 sys.path.insert(0, str(HERE))
 
@@ -18,15 +16,6 @@ from common import Lab  # noqa: E402 - found through the path
 BUDGETS = (0.7, 0.5)
 FOUND = {path.stem for path in HERE.glob("*.py") if "\ndef rows(lab: Lab)" in path.read_text("utf-8")}
 EXPERIMENTS = sorted(FOUND - {"shapes"})  # that one has models of its own, of base size
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
-    place = tmp_path_factory.mktemp("lab")
-    write_model(place / "models" / "tiny-sst2")
-    for split in ("train", "dev"):
-        write_rows(place / f"sst2.{split}.jsonl", 64)
-    return Lab(place / "models", place, place / "out", "cpu", ["sst2"], samples=64, limit=16)
 
 
 @pytest.mark.slow

@@ -9,10 +9,15 @@ from torch import Tensor
 import shearling
 import shearling.methods.surgeon
 from shearling.costs import count_macs, flops_limit
+from shearling.engine.agreement import held_out
 from shearling.engine.progress import Stages
 from shearling.errors import ConstraintError, InputError, ModelError
 from shearling.methods import Paper, Repaired, Surgeon, configured, method_of
+from shearling.models.shrink import shrink
 from shearling.models.structure import structure_of
+from shearling.paper.fisher import block
+from shearling.paper.rearrange import rearrange
+from shearling.sample.batch import is_held_out
 from shearling.target import Target
 from tiny import batches_of, model_of
 
@@ -189,32 +194,45 @@ def test_gradients_that_are_not_finite_end_with_an_error(method: str) -> None:
         shearling.prune(model, batches_of(), flops=0.5, method=method)
 
 
-def test_a_guarded_paper_keeps_what_the_examples_kept_out_confirm() -> None:
+def test_a_guarded_paper_rearranges_only_where_examples_kept_out_agree() -> None:
     """More filters than examples: the plain rearrangement finds sets that only cancel on the sample."""
     model, batches = model_of("bert", intermediate_size=96), batches_of(4, 8)
-    plan = shearling.measure(model, batches, method=shearling.Paper(guarded=True))
-    plain = shearling.Paper()
+    careful, plain = shearling.Paper(guarded=True), shearling.Paper()
+    plan = shearling.measure(model, batches, method=careful)
     limits = Target(flops=0.5).limits(plan.structure, plan.lengths)
-    chosen = {
-        method.guarded: method.choose(plan.evidence, plan.structure, limits, multiple_of=1, stages=Stages())
-        for method in (plain, shearling.Paper(guarded=True))
-    }
-    searched = shearling.Paper(rearrange=False).choose(
-        plan.evidence, plan.structure, limits, multiple_of=1, stages=Stages()
+    chosen, rearranged = (
+        method.choose(plan.evidence, plan.structure, limits, multiple_of=1, stages=Stages())
+        for method in (careful, plain)
     )
-    for seen, start, careful in zip(plan.evidence, searched, chosen[True], strict=True):
-        assert len(start) == len(careful)
-        gradients = seen.gradients[torch.arange(len(seen.gradients)) % 8 == 0].double()
+    settled = careful.settled(plan.evidence, plan.structure, chosen, plan.sample, stages=Stages())
+    judges = held_out(plan.sample)
+    assert judges is not None
 
-        def lost(units: Tensor, gradients: Tensor = gradients) -> float:
-            gone = torch.ones(gradients.shape[1], dtype=torch.bool)
-            gone[units] = False
-            return float(gradients[:, gone].sum(1).square().mean())
+    def apart(kept: list[Tensor]) -> float:
+        """From the dense model's outputs, by a model that is really smaller."""
+        (batch,) = (group.batch(torch.arange(len(group.indices)), 1) for group in judges.groups)
+        smaller = shrink(model, kept)
+        with torch.no_grad():
+            wanted, found = (m(**batch.inputs).logits.log_softmax(-1) for m in (model, smaller))
+        return float((wanted.exp() * (wanted - found)).sum(-1).mean())
 
-        assert lost(careful) <= lost(start) * (1 + 1e-5)
+    fit = [seen.gradients[~is_held_out(torch.arange(len(seen.gradients)))] for seen in plan.evidence]
+    expected, least = list(chosen), apart(chosen)
+    for i, units in enumerate(rearrange([block(gradients) for gradients in fit], chosen)):
+        trial = [*expected[:i], units, *expected[i + 1 :]]
+        if apart(trial) < least:
+            expected, least = trial, apart(trial)
+    assert [set(units.tolist()) for units in settled] == [set(units.tolist()) for units in expected]
+    assert any(set(a.tolist()) != set(b.tolist()) for a, b in zip(settled, rearranged, strict=True))
     pruned = plan.prune(flops=0.5)
     assert all(repaired.after <= repaired.before for repaired in pruned.report.repairs)
     assert len(pruned.report.repairs) == sum(len(units) > 0 for units in pruned.kept)
+
+
+def test_guarding_what_is_not_rearranged_changes_nothing() -> None:
+    plan = shearling.measure(model_of("bert"), batches_of(), method=shearling.Paper(guarded=True, rearrange=False))
+    kept = [torch.arange(s.units) for s in plan.structure.sublayers]
+    assert plan.method.settled(plan.evidence, plan.structure, kept, plan.sample, stages=Stages()) is kept
 
 
 def test_tuning_that_stops_early_is_a_warning() -> None:

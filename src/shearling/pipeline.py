@@ -199,7 +199,7 @@ class Plan:
             kept = self.method.choose(*given, **how)
             if not any(len(units) for units in kept):
                 raise ConstraintError(f"{asked(limits)} leaves not a single unit in any layer; ask for more.")
-            chosen = Choice(Cut(kept))
+            chosen = Choice(Cut(self.method.settled(*given[:2], kept, self.sample, stages=stages)))
         with stages("shrink"):
             return chosen, chosen.cut.student(self.structure)
 

@@ -11,7 +11,8 @@ embeddings   squared distance plus squared error of the similarities within the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -110,14 +111,24 @@ def _embedding_distance(found: Tensor, wanted: Tensor, scale: Tensor, similariti
 
 
 def divergences_between(
-    teacher: nn.Module, student: nn.Module, batches: Sequence[Batch], precision: Precision
+    teacher: nn.Module,
+    student: nn.Module,
+    batches: Sequence[Batch],
+    precision: Precision,
+    *,
+    changed: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Tensor:
-    """[examples], host: the divergence of two models' outputs, ordered by example."""
+    """[examples], host: the divergence of two models' outputs, ordered by example.
+
+    changed  the context in which the student runs, such as with masks; it may be the same model
+    """
     parts: list[Tensor] = []
     with frozen(teacher), frozen(student), torch.inference_mode(), kernels(teacher, precision):
         for batch in batches:
             here = batch.to(device_of(teacher))
-            wanted, found = run(teacher, here, precision), run(student, here, precision)
+            wanted = run(teacher, here, precision)
+            with changed():
+                found = run(student, here, precision)
             parts.append(divergences(teacher, wanted, found, here).double().cpu())
     order = torch.cat([batch.indices for batch in batches]).argsort()
     return torch.cat(parts)[order]

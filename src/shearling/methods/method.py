@@ -67,6 +67,12 @@ class Method:
         """The units to keep in each sublayer."""
         raise NotImplementedError
 
+    def settled(
+        self, evidence: Evidence, structure: Structure, kept: list[Tensor], sample: Sample, *, stages: Stages
+    ) -> list[Tensor]:
+        """The chosen units after a review on held-out examples; the same number in each sublayer."""
+        return kept
+
     def losses(self, evidence: Evidence, structure: Structure, lengths: Sequence[float]) -> list[NDArray[np.float64]]:
         """Per sublayer [units + 1], by units kept: estimated increase of the loss per example, in nats.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from shearling.costs import Limit
-from shearling.engine.hooks import device_of
+from shearling.engine.agreement import held_out
+from shearling.engine.distance import divergences_between
+from shearling.engine.distributed import on_first
+from shearling.engine.hooks import device_of, masked
 from shearling.engine.memory import batches_that_fit, logits_per_token
 from shearling.engine.moments import Moments
 from shearling.engine.polish import Polish, checked_polish
 from shearling.engine.precision import Precision
-from shearling.engine.progress import Stages
+from shearling.engine.progress import Progress, Stages
 from shearling.engine.repair import damaged_sublayers
 from shearling.engine.teacher_states import TeacherStates
 from shearling.errors import ModelError
@@ -28,7 +31,7 @@ from shearling.models.structure import Structure
 from shearling.models.sublayer import Sublayer
 from shearling.paper.fisher import block, mask_gradients
 from shearling.paper.importance import Importance, importances
-from shearling.paper.rearrange import objective, rearrange
+from shearling.paper.rearrange import rearrange
 from shearling.paper.tune import DAMP, apply, tune
 from shearling.sample.batch import Batch, is_held_out
 from shearling.sample.sample import Sample
@@ -55,8 +58,9 @@ class Paper(Method):
     importance  importance of a unit in the search
     allocation  `searched` (Alg. 1, 2), or `uniform`: the same ratio in every layer
     damp        damping of the tuning (Eq. 27): 0 to 1e6
-    guarded     extension, off by default: one example in eight is held out of rearrangement and tuning, and a sublayer
-                is changed only if that helps on those; a mask out of range does not end the tuning
+    guarded     extension, off by default: one example in eight is held out of rearrangement and tuning. A sublayer is
+                rearranged only if that brings the outputs on those nearer to the dense model's, and tuned only if that
+                lowers its error on them; a mask out of range does not end the tuning
     precision   of matrix products in passes over the sample, if the hardware has it; see docs/performance.md
     drop_sublayers  where the layers' overheads alone exceed a latency budget, drop whole sublayers
     polish      extension, off by default: distil the result from the dense model, as `surgeon` does
@@ -117,23 +121,54 @@ class Paper(Method):
             else:  # Differs from the paper: costs that vary between layers need the general solver
                 lost = [np.concatenate([[0.0], np.cumsum(np.sort(w.numpy()))])[::-1] for w in worth]
                 kept = best(worth, allocate(sublayers, lost, limits, multiple_of))
-        if self.rearrange:
+        if self.rearrange and not self.guarded:
             with stages("rearrangement"):
-                if self.guarded:
-                    return self._rearranged_with_care(evidence, kept)
                 kept = rearrange([seen.fisher for seen in evidence], kept)
         return kept
 
-    def _rearranged_with_care(self, evidence: Evidence, kept: list[Tensor]) -> list[Tensor]:
-        """Rearranged by seven examples in eight, if that lowers the objective of Eq. 11 on the held-out ones too.
+    def settled(
+        self, evidence: Evidence, structure: Structure, kept: list[Tensor], sample: Sample, *, stages: Stages
+    ) -> list[Tensor]:
+        """With `guarded`, rearrange here, one sublayer after the other, where that helps on held-out examples.
 
         With more units than examples, the gradients of some sets cancel on the sample by chance.
         """
-        held_out = [is_held_out(torch.arange(len(s.gradients), device=s.gradients.device)) for s in evidence]
-        found = rearrange([block(s.gradients[~out]) for s, out in zip(evidence, held_out, strict=True)], kept)
-        judges = [block(s.gradients[out]) for s, out in zip(evidence, held_out, strict=True)]
-        both = zip(judges, found, kept, strict=True)
-        return [new if objective(judge, new) < objective(judge, old) else old for judge, new, old in both]
+        judges = held_out(sample)
+        if not (self.guarded and self.rearrange) or judges is None:
+            return kept
+        with stages("rearrangement") as progress:
+            examples = torch.arange(len(evidence[0].gradients), device=evidence[0].gradients.device)
+            fit = ~is_held_out(examples)
+            found = rearrange([block(seen.gradients[fit.to(seen.gradients.device)]) for seen in evidence], kept)
+            return on_first(lambda: self._reviewed(structure, kept, found, judges, progress))
+
+    def _reviewed(
+        self, structure: Structure, kept: list[Tensor], found: list[Tensor], judges: Sample, progress: Progress
+    ) -> list[Tensor]:
+        """Replace `kept` by `found` where that lowers the divergence of the masked model."""
+        moved = [
+            i for i, (old, new) in enumerate(zip(kept, found, strict=True)) if set(old.tolist()) != set(new.tolist())
+        ]
+        settled, least = kept, self._divergence(structure, kept, judges) if moved else 0.0
+        for number, i in enumerate(moved, 1):
+            trial = [*settled[:i], found[i], *settled[i + 1 :]]
+            divergence = self._divergence(structure, trial, judges)
+            if divergence < least:
+                settled, least = trial, divergence
+            progress(number, len(moved))
+        return settled
+
+    def _divergence(self, structure: Structure, kept: Sequence[Tensor], judges: Sample) -> float:
+        """Mean divergence of the outputs from the dense model's with all other units masked, in nats per example."""
+        model, sublayers = structure.model, structure.sublayers
+        masks = [torch.zeros(s.units).index_fill_(0, units.cpu(), 1) for s, units in zip(sublayers, kept, strict=True)]
+        cut, width = partial(masked, sublayers, masks), logits_per_token(model)
+        for attempt in batches_that_fit(
+            judges, device_of(model), backward=False, precision=self.precision, logits=width
+        ):
+            with attempt as batches:
+                found = divergences_between(model, model, batches, self.precision, changed=cut)
+        return float(found.mean())
 
     def pack(self, evidence: Evidence) -> dict[str, Tensor]:
         """The gradients and importances, by sublayer."""

@@ -32,13 +32,6 @@ def rearrange(blocks: Sequence[Tensor], kept: Sequence[Tensor]) -> list[Tensor]:
     return result
 
 
-def objective(block: Tensor, kept: Tensor) -> float:
-    """p^T I p of Eq. 11, for the kept units."""
-    pruned = torch.ones(len(block), dtype=block.dtype, device=block.device)
-    pruned[kept.to(block.device)] = 0
-    return float(pruned @ block @ pruned)
-
-
 def _swap(blocks: Tensor, kept: Sequence[Tensor]) -> Tensor:
     """[L, n] bool: the pruned units after one swap attempt for each."""
     count, n, _ = blocks.shape

@@ -225,6 +225,7 @@ def test_a_guarded_paper_rearranges_only_where_examples_kept_out_agree() -> None
     assert [set(units.tolist()) for units in settled] == [set(units.tolist()) for units in expected]
     assert any(set(a.tolist()) != set(b.tolist()) for a, b in zip(settled, rearranged, strict=True))
     pruned = plan.prune(flops=0.5)
+    assert [set(units.tolist()) for units in pruned.kept] == [set(units.tolist()) for units in settled]
     assert all(repaired.after <= repaired.before for repaired in pruned.report.repairs)
     assert len(pruned.report.repairs) == sum(len(units) > 0 for units in pruned.kept)
 

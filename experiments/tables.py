@@ -68,6 +68,18 @@ def seeds() -> str:
     return markdown(["task", "method", "dense", "mean", "deviation", "lowest", "highest"], lines)
 
 
+def base_size() -> str:
+    """A line per variant, a column per budget; * where the tuning stopped early."""
+    rows: list[Row] = read(EXPERIMENTS / "base_size.json")["rows"]
+    budgets = list(dict.fromkeys((row["task"], row["flops"]) for row in rows))
+    found: dict[str, dict[Any, str]] = {}
+    for row in rows:
+        stopped = "*" * any("stopped" in note for note in row["notes"])
+        found.setdefault(row["variant"], {})[row["task"], row["flops"]] = f"{row['value']:.1f}{stopped}"
+    head = [f"{task}, {flops:.0%}" for task, flops in budgets]
+    return markdown(["variant", *head], ([name, *(line.get(b, "-") for b in budgets)] for name, line in found.items()))
+
+
 def high_sparsity() -> str:
     rows: list[Row] = sorted(read(EXPERIMENTS / "high_sparsity.json")["rows"], key=lambda row: -row["flops"])
     lines = [
@@ -300,6 +312,7 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "finer_latency": ("docs/method.md", finer_latency),
     "performance": ("docs/performance.md", speed),
     "memory": ("docs/performance.md", memory),
+    "base_size": ("docs/method.md", base_size),
     "released": ("docs/method.md", lambda: by_task("released", ("flops", "variant"))),
     "latency": ("docs/results.md", lambda: latency("cpu-tasks")),
     "single": ("docs/results.md", lambda: latency("cpu-tasks-single")),

@@ -12,7 +12,8 @@ import torch
 from rich.console import Console
 
 import shearling
-from shearling.report.facts import facts_of
+from shearling.report.facts import facts_of, facts_of_comparison
+from shearling.report.page import model_page
 from shearling.report.record import Cost
 from shearling.report.text import BAR, brief, show, words
 from tiny import batches_of, model_of
@@ -85,6 +86,19 @@ def test_what_was_measured_is_shown_where_it_is_there(pruned: shearling.Pruned) 
     ):  # fmt: skip
         assert expected in text
     assert "1 threads" not in text
+
+
+@pytest.mark.parametrize(("spread", "told"), [(0.4, True), (0.05, False)])
+def test_times_of_a_busy_machine_are_called_that(spread: float, told: bool, pruned: shearling.Pruned) -> None:
+    timing = OPTIONAL["timing"] | {"spread": spread}
+    record = pruned.report.to_json() | {"timing": timing}
+    side = {"model": "a", "value": None, "bytes": 1, "params": 1, "macs": 1, "milliseconds": 10.0}
+    compared = {
+        "models": [side | {"spread": 0.1}, side | {"spread": 10 * spread}], "agreement": None, "batch": [1, 8],
+        "device": "a CPU", "task": "sst2", "metric": "accuracy", "examples": 1,
+    }  # fmt: skip
+    for text in (words(facts_of(record)), words(facts_of_comparison(compared)), model_page(record)):
+        assert (f"the machine is busy (± {spread:.0%})" in text) == told
 
 
 def test_the_text(pruned: shearling.Pruned) -> None:

@@ -159,6 +159,7 @@ def test_eval_scores_both_and_times_them(place: Path, texts: list[str]) -> None:
     assert timing is not None
     assert (timing["batch_size"], timing["seq_len"]) == (2, 9)
     assert timing["measured"] == pytest.approx(timing["pruned_ms"] / timing["dense_ms"])
+    assert timing["spread"] >= 0
     bare = shearling.prune(dense(place), texts, flops=0.5, eval=rows, timing=False, limit=8, progress=False)
     assert bare.report.timing is None
     assert bare.report.evaluation is not None

@@ -89,6 +89,11 @@ class Times:
         low, middle, high = np.percentile(np.asarray(values, dtype=np.float64), (25, 50, 75))
         return cls(float(middle), float(high - low) / 2)
 
+    @property
+    def unsteadiness(self) -> float:
+        """The spread relative to the median."""
+        return self.spread / self.median
+
 
 def wall(run: Run, device: torch.device) -> float:
     """Seconds from the call to the result: by CUDA events, or by the wall clock."""

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from shearling.latency.table import RESTLESS
+
 KINDS = {"flops": "FLOPs", "params": "parameters", "latency": "latency"}
 COSTS = {
     "flops": "FLOPs, layers",
@@ -107,10 +109,12 @@ def facts_of_comparison(found: Mapping[str, Any]) -> Facts:
         alike and {"kind": alike["measure"], "value": alike["value"], "examples": alike["count"]}
     )
     shape = " x ".join(map(str, found["batch"]))
+    doubt = busy(max(side.get("spread", 0.0) / side["milliseconds"] for side in (a, b)))
     rows += [
         *agreement,
         Row(f"latency, {shape}", f"{a['milliseconds']:.2f} ms", f"{b['milliseconds']:.2f} ms",
-            faster(b["milliseconds"] / a["milliseconds"]), f"in turns on {found['device']}"),
+            faster(b["milliseconds"] / a["milliseconds"]),
+            "; ".join(filter(None, [f"in turns on {found['device']}", doubt]))),
         Row("size on disk", f"{a['bytes'] / 1e6:.1f} MB", f"{b['bytes'] / 1e6:.1f} MB", _share(b["bytes"], a["bytes"])),
         Row("parameters", short(a["params"]), short(b["params"]), _share(b["params"], a["params"])),
         Row("FLOPs, one example", short(a["macs"]), short(b["macs"]), _share(b["macs"], a["macs"])),
@@ -229,6 +233,11 @@ def short(value: float) -> str:
     return f"{value:.4g}"
 
 
+def busy(spread: float) -> str:
+    """A warning if timings varied too much; `spread` is half their interquartile range over the median."""
+    return f"not to be trusted: the machine is busy (± {spread:.0%})" if spread > RESTLESS else ""
+
+
 def faster(ratio: float) -> str:
     """A ratio of times as a speed-up."""
     return f"{1 / ratio:.2f}x faster" if ratio <= 1 else f"{ratio:.2f}x slower"
@@ -274,6 +283,7 @@ def _timing_rows(timing: Mapping[str, Any] | None) -> list[Row]:
         details.append(f"batch {timing['batch_size']}, length {timing['seq_len']}")
     details += [timing["dtype"]] if "dtype" in timing else []
     details += [count(timing["threads"], "thread")] if timing.get("threads") else []
+    details += [busy(timing["spread"])] if busy(timing.get("spread", 0.0)) else []
     if timing.get("corrections"):
         details.append(f"the table was corrected {'once' if timing['corrections'] == 1 else 'twice'}")
     name, note = f"latency, {timing['device']}", "; ".join(details)

@@ -18,6 +18,7 @@ from shearling.report.facts import (
     Facts,
     Layer,
     agreement_rows,
+    busy,
     card_of,
     count,
     facts_of,
@@ -118,7 +119,8 @@ def _headline(
     ]
     timing = best.get("timing") or {}
     if timing.get("measured"):
-        cards.append(Card("speed, measured", faster(timing["measured"]), str(timing.get("device", ""))))
+        where = filter(None, [str(timing.get("device", "")), busy(timing.get("spread", 0.0))])
+        cards.append(Card("speed, measured", faster(timing["measured"]), "; ".join(where)))
     if best.get("megabytes") and dense.get("megabytes"):
         cards.append(Card("weights", f"{dense['megabytes']:.1f} → {best['megabytes']:.1f} MB", "dense → recommended"))
     if best.get("agreement"):

@@ -42,7 +42,7 @@ RUNTIMES = ("eager", "graphs")
 _EXAM = {"task": TEXT, "metric": TEXT, "examples": COUNT}
 _TIMING = record({
     "device": TEXT, "measured?": or_none(number("a ratio above 0", 0)), "layer_time?": several(NUMBER), "dtype?": TEXT,
-    "predicted?": or_none(NUMBER), **each("dense_ms? pruned_ms?", NUMBER),
+    "predicted?": or_none(NUMBER), **each("dense_ms? pruned_ms? spread?", NUMBER),
     **each("batch_size? seq_len? corrections? threads?", COUNT),
 })  # fmt: skip
 

@@ -169,7 +169,7 @@ def take_turns(dense: PreTrainedModel, student: PreTrainedModel, batches: Batche
         dense_ms=1e3 * before.median,
         pruned_ms=1e3 * after.median,
         ratio=before.median / after.median,
-        spread=max(times.spread / times.median for times in (before, after)),
+        spread=max(before.unsteadiness, after.unsteadiness),
         batch_size=size,
         tokens=tokens,
         threads=torch.get_num_threads(),

@@ -10,10 +10,10 @@ import torch
 
 from shearling.latency.timing import device_name
 from shearling.pipeline import Pruned
+from shearling.report.facts import busy
 from shearling.report.record import Cost
 
 NAME = "all-MiniLM-L6-v2"
-BUSY = 0.15  # relative spread above which timings are unreliable
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Pace:
     """Times of both models on one batch.
 
     ratio   dense / pruned: above 1 is faster
-    spread  the larger half interquartile range / median
+    spread  the larger half interquartile range over the median
     """
 
     dense_ms: float
@@ -125,7 +125,7 @@ def page_record(result: Demo) -> dict[str, Any]:
         "timing": {
             "device": device_name(torch.device("cpu")), "measured": pace.pruned_ms / pace.dense_ms,
             "seq_len": pace.tokens, "dense_ms": pace.dense_ms, "pruned_ms": pace.pruned_ms,
-            "batch_size": pace.batch_size, "threads": pace.threads,
+            "spread": pace.spread, "batch_size": pace.batch_size, "threads": pace.threads,
         },
         "flipped": {
             "changed": round((1 - result.closeness.nearest_same) * result.held_out), "examples": result.held_out,
@@ -156,14 +156,14 @@ def summary(result: Demo) -> list[tuple[str, str]]:
     """The main results as (name, value)."""
     record, near, pace, found = result.pruned.report, result.closeness, result.cpu_latency, result.search
     size = result.file_bytes
-    busy = f"; not to be trusted, the machine is busy (± {pace.spread:.0%})" if pace.spread > BUSY else ""
+    doubt = f"; {busy(pace.spread)}" if busy(pace.spread) else ""
     return [
         ("FLOPs of the layers", f"{record.flops.ratio:.1%} of the original's"),
         (f"R@1, {result.held_out:,} queries", f"{found.dense:.1f} -> {found.pruned:.1f} on the dense model's index"),
         ("R@1, new index", f"{found.pruned_both_sides:.1f} (pruned on both sides)"),
         (
             f"CPU latency, {pace.batch_size} x {pace.tokens} tokens",
-            f"{pace.dense_ms:.1f} -> {pace.pruned_ms:.1f} ms: {pace.ratio:.2f}x the speed{busy}",
+            f"{pace.dense_ms:.1f} -> {pace.pruned_ms:.1f} ms: {pace.ratio:.2f}x the speed{doubt}",
         ),
         ("parameters of the layers", f"{record.params.ratio:.1%}"),
         (

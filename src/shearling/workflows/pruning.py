@@ -133,7 +133,8 @@ def timed(pruned: Pruned, dense: PreTrainedModel, batch_size: int = 1, seq_len: 
             shares = layer_shares(structure_of(dense), partial(dense, **inputs), place)
         return {
             "device": device_name(place), "measured": after.median / before.median, "dense_ms": 1e3 * before.median,
-            "pruned_ms": 1e3 * after.median, "batch_size": batch_size, "seq_len": length,
+            "pruned_ms": 1e3 * after.median, "spread": max(before.unsteadiness, after.unsteadiness),
+            "batch_size": batch_size, "seq_len": length,
             "dtype": dtype_name(dense.dtype),
             "threads": torch.get_num_threads() if place.type == "cpu" else None, "layer_time": shares,
         }  # fmt: skip

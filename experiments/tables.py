@@ -187,7 +187,8 @@ def search_pictures() -> dict[str, str]:
         series = [Series(label, [Point(r["flops"], r[key]) for r in rows]) for label, key in modes.items()]
         found[model] = chart(
             series, levels=[Level(dense, f"dense {dense:.1f}", strong=True), Level(dense - 1, "1 point below")],
-            title=f"{model}, without polish", x_label="FLOPs of the layers, of dense", y_label="R@1, XQuAD", x_format="{:.0%}".format,
+            title=f"{model}, without polish", x_label="FLOPs of the layers, of dense", y_label="R@1, XQuAD",
+            x_format="{:.0%}".format,
         )  # fmt: skip
     return found
 

@@ -59,7 +59,8 @@ def averaged(plan: Plan) -> Plan:
     gradients = [seen.gradients[: len(seen.gradients) // BATCH * BATCH] for seen in plan.evidence]
     means = [g.unflatten(0, (-1, BATCH)).mean(1) for g in gradients]
     worth = importances("fisher", plan.structure.sublayers, means, plan.seed)
-    return replace(plan, evidence=[MaskGradients(*pair) for pair in zip(means, worth, strict=True)])
+    none = torch.zeros(len(means[0]), dtype=torch.bool)
+    return replace(plan, evidence=[MaskGradients(*pair, none) for pair in zip(means, worth, strict=True)])
 
 
 def released_order(blocks: Sequence[Tensor], kept: Sequence[Tensor]) -> list[Tensor]:

@@ -15,9 +15,7 @@ from shearling.errors import ConstraintError, InputError, ModelError
 from shearling.methods import Paper, Repaired, Surgeon, configured, method_of
 from shearling.models.shrink import shrink
 from shearling.models.structure import structure_of
-from shearling.paper.fisher import block
 from shearling.paper.rearrange import rearrange
-from shearling.sample.batch import is_held_out
 from shearling.target import Target
 from tiny import batches_of, model_of
 
@@ -216,9 +214,11 @@ def test_a_guarded_paper_rearranges_only_where_examples_kept_out_agree() -> None
             wanted, found = (m(**batch.inputs).logits.log_softmax(-1) for m in (model, smaller))
         return float((wanted.exp() * (wanted - found)).sum(-1).mean())
 
-    fit = [seen.gradients[~is_held_out(torch.arange(len(seen.gradients)))] for seen in plan.evidence]
+    fitted = plan.sample.without(judges)
+    fit = careful.measure(plan.structure, fitted, seed=0, stages=Stages())  # the other examples alone
+    assert not any(seen.held_out.any() for seen in fit)
     expected, least = list(chosen), apart(chosen)
-    for i, units in enumerate(rearrange([block(gradients) for gradients in fit], chosen)):
+    for i, units in enumerate(rearrange([seen.fisher for seen in fit], chosen)):
         trial = [*expected[:i], units, *expected[i + 1 :]]
         if apart(trial) < least:
             expected, least = trial, apart(trial)

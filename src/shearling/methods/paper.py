@@ -33,7 +33,7 @@ from shearling.paper.fisher import block, mask_gradients
 from shearling.paper.importance import Importance, importances
 from shearling.paper.rearrange import rearrange
 from shearling.paper.tune import DAMP, apply, tune
-from shearling.sample.batch import Batch, is_held_out
+from shearling.sample.batch import Batch
 from shearling.sample.sample import Sample
 from shearling.surgeon.allocate import allocate
 
@@ -44,6 +44,7 @@ class MaskGradients:
 
     gradients: Tensor  # [examples, units]
     importance: Tensor  # [units], host
+    held_out: Tensor  # [examples] bool: which of them are held out of fits
 
     @cached_property
     def fisher(self) -> Tensor:
@@ -100,12 +101,14 @@ class Paper(Method):
                     gradients = mask_gradients(
                         structure, batches, seed=seed, labels=sample.has_labels, precision=how, progress=progress
                     )
+                    kept_out = torch.cat([batch.held_out() for batch in batches])
             if not all(bool(values.isfinite().all()) for values in gradients):
                 raise ModelError("The gradients of the masks are not finite; half precision may overflow: try float32.")
             if earlier is not None:
                 gradients = [torch.cat([e.gradients, g]) for e, g in zip(earlier, gradients, strict=True)]
+                kept_out = torch.cat([earlier[0].held_out.cpu(), kept_out])
             worth = importances(self.importance, structure.sublayers, gradients, seed)
-        return [MaskGradients(*pair) for pair in zip(gradients, worth, strict=True)]
+        return [MaskGradients(g, w, kept_out.to(g.device)) for g, w in zip(gradients, worth, strict=True)]
 
     def choose(
         self, evidence: Evidence, structure: Structure, limits: Sequence[Limit], *, multiple_of: int, stages: Stages
@@ -137,9 +140,7 @@ class Paper(Method):
         if not (self.guarded and self.rearrange) or judges is None:
             return kept
         with stages("rearrangement") as progress:
-            examples = torch.arange(len(evidence[0].gradients), device=evidence[0].gradients.device)
-            fit = ~is_held_out(examples)
-            found = rearrange([block(seen.gradients[fit.to(seen.gradients.device)]) for seen in evidence], kept)
+            found = rearrange([block(seen.gradients[~seen.held_out]) for seen in evidence], kept)
             return on_first(lambda: self._reviewed(structure, kept, found, judges, progress))
 
     def _reviewed(
@@ -171,19 +172,23 @@ class Paper(Method):
         return float(found.mean())
 
     def pack(self, evidence: Evidence) -> dict[str, Tensor]:
-        """The gradients and importances, by sublayer."""
+        """The gradients and importances, by sublayer, and which examples are held out."""
         parts = {f"{i}.gradients": seen.gradients for i, seen in enumerate(evidence)}
-        return parts | {f"{i}.importance": seen.importance for i, seen in enumerate(evidence)}
+        parts |= {f"{i}.importance": seen.importance for i, seen in enumerate(evidence)}
+        return parts | {"held_out": evidence[0].held_out}
 
     def unpack(self, tensors: Mapping[str, Tensor], structure: Structure) -> list[MaskGradients]:
         """Check and restore the gradients [examples, units] and importances [units] of every sublayer."""
         found = []
+        held_out = tensors.get("held_out", torch.zeros(len(tensors["0.gradients"]), dtype=torch.bool))  # none in 0.1
         for i, sublayer in enumerate(structure.sublayers):
             gradients, importance = tensors[f"{i}.gradients"], tensors[f"{i}.importance"]
             fits = gradients.shape[1:] == importance.shape == (sublayer.units,)
+            fits &= held_out.dtype == torch.bool and held_out.shape == gradients.shape[:1]
             if not fits or not gradients.isfinite().all() or not importance.isfinite().all():
                 raise ValueError(f"the gradients of the {sublayer.name} are damaged; measure again")
-            found.append(MaskGradients(gradients.to(sublayer.weight.device), importance))
+            device = sublayer.weight.device
+            found.append(MaskGradients(gradients.to(device), importance, held_out.to(device)))
         return found
 
     def repair(

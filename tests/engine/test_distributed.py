@@ -32,8 +32,9 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo")
 folder = Path(sys.argv[1])
 rank = dist.get_rank()
-for method in ("surgeon", "paper"):
-    pruned = shearling.prune(model_of("bert").double(), batches_of(5, 3), flops=0.5, method=method)
+methods = {"surgeon": shearling.Surgeon(), "paper": shearling.Paper(), "guarded": shearling.Paper(guarded=True)}
+for method, given in methods.items():
+    pruned = shearling.prune(model_of("bert").double(), batches_of(5, 3), flops=0.5, method=given)
     state = {"kept": [k.tolist() for k in pruned.kept], "weights": pruned.model.state_dict()}
     torch.save(state, folder / f"{method}.{rank}.pt")
     pruned.save(folder / method)
@@ -153,8 +154,9 @@ def run_two(folder: Path, script: str = WORKER) -> None:
 
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     run_two(tmp_path)
-    for method in ("surgeon", "paper"):
-        alone = shearling.prune(model_of("bert").double(), batches_of(5, 3), flops=0.5, method=method)
+    methods = {"surgeon": shearling.Surgeon(), "paper": shearling.Paper(), "guarded": shearling.Paper(guarded=True)}
+    for method, given in methods.items():
+        alone = shearling.prune(model_of("bert").double(), batches_of(5, 3), flops=0.5, method=given)
         expected = alone.model.state_dict()
         first, second = (torch.load(tmp_path / f"{method}.{rank}.pt") for rank in range(2))
         assert first["kept"] == second["kept"] == [k.tolist() for k in alone.kept]

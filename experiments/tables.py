@@ -157,8 +157,9 @@ def one_query() -> str:
             f"{r[f'{name}ratio']:.2f}x ({r[f'{name}dense_ms']:.1f} ms)" if f"{name}ratio" in r else "-"
             for name in ("", "onnx_")
         ]
-        lines.append([r["model"], f"{r['flops']:.0%}", r["tokens"], r["threads"], *ratios])
-    return markdown(["model", "FLOPs", "tokens", "threads", "PyTorch", "ONNX Runtime"], lines)
+        cpu = r["device"].partition("(R)")[0]
+        lines.append([r["model"], f"{r['flops']:.0%}", r["tokens"], cpu, r["threads"], *ratios])
+    return markdown(["model", "FLOPs", "tokens", "CPU", "threads", "PyTorch", "ONNX Runtime"], lines)
 
 
 def embedding_rows(*studies: str) -> list[Row]:

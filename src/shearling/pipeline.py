@@ -199,7 +199,8 @@ class Plan:
             kept = self.method.choose(*given, **how)
             if not any(len(units) for units in kept):
                 raise ConstraintError(f"{asked(limits)} leaves not a single unit in any layer; ask for more.")
-            chosen = Choice(Cut(self.method.settled(*given[:2], kept, self.sample, stages=stages)))
+            kept = self.method.settled(self.evidence, self.structure, kept, self.sample, stages=stages)
+            chosen = Choice(Cut(kept))
         with stages("shrink"):
             return chosen, chosen.cut.student(self.structure)
 

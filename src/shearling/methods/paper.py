@@ -136,8 +136,8 @@ class Paper(Method):
 
         With more units than examples, the gradients of some sets cancel on the sample by chance.
         """
-        judges = held_out(sample)
-        if not (self.guarded and self.rearrange) or judges is None:
+        judges = held_out(sample) if self.guarded and self.rearrange else None
+        if judges is None:
             return kept
         with stages("rearrangement") as progress:
             found = rearrange([block(seen.gradients[~seen.held_out]) for seen in evidence], kept)

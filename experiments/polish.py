@@ -212,17 +212,19 @@ class VariantDistiller(Distiller):
             torch._foreach_lerp_(self.shadow, [w.detach() for w in self.weights], 1 - self.variant.average)
 
     def loss(self, bucket: Bucket, rows: Tensor) -> Tensor:
-        batch = bucket.pick(rows)
-        if self.maps is not None:
-            student, teacher, kept = self.maps
-            found = super().loss(bucket, rows)
-            with torch.no_grad():
-                bucket.teacher(batch)
-            real = batch.inputs["attention_mask"].float()
-            return found + self.variant.maps * map_distance(student.caught, teacher.caught, kept, real)
         if self.variant.outputs:
-            return super().loss(bucket, rows)
+            found = super().loss(bucket, rows)
+            return found if self.maps is None else found + self.variant.maps * self._map_loss(bucket, rows)
+        batch = bucket.pick(rows)
         return self.hidden_loss(self.student(batch), bucket.wanted(rows, batch), bucket.real_tokens(rows))
+
+    def _map_loss(self, bucket: Bucket, rows: Tensor) -> Tensor:
+        """Of the student's last pass, which was on these examples."""
+        student, teacher, kept = self.maps
+        batch = bucket.pick(rows)
+        with torch.no_grad():
+            bucket.teacher(batch)
+        return map_distance(student.caught, teacher.caught, kept, batch.inputs["attention_mask"].float())
 
     def hidden_loss(self, found: States, wanted: States, real: Any) -> Tensor:
         if self.variant.layers == "all":

@@ -283,7 +283,7 @@ def _timing_rows(timing: Mapping[str, Any] | None) -> list[Row]:
         details.append(f"batch {timing['batch_size']}, length {timing['seq_len']}")
     details += [timing["dtype"]] if "dtype" in timing else []
     details += [count(timing["threads"], "thread")] if timing.get("threads") else []
-    details += [busy(timing["spread"])] if busy(timing.get("spread", 0.0)) else []
+    details += filter(None, [busy(timing.get("spread", 0.0))])
     if timing.get("corrections"):
         details.append(f"the table was corrected {'once' if timing['corrections'] == 1 else 'twice'}")
     name, note = f"latency, {timing['device']}", "; ".join(details)

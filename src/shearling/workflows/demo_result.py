@@ -156,14 +156,14 @@ def summary(result: Demo) -> list[tuple[str, str]]:
     """The main results as (name, value)."""
     record, near, pace, found = result.pruned.report, result.closeness, result.cpu_latency, result.search
     size = result.file_bytes
-    doubt = f"; {busy(pace.spread)}" if busy(pace.spread) else ""
+    speed = "; ".join(filter(None, [f"{pace.ratio:.2f}x the speed", busy(pace.spread)]))
     return [
         ("FLOPs of the layers", f"{record.flops.ratio:.1%} of the original's"),
         (f"R@1, {result.held_out:,} queries", f"{found.dense:.1f} -> {found.pruned:.1f} on the dense model's index"),
         ("R@1, new index", f"{found.pruned_both_sides:.1f} (pruned on both sides)"),
         (
             f"CPU latency, {pace.batch_size} x {pace.tokens} tokens",
-            f"{pace.dense_ms:.1f} -> {pace.pruned_ms:.1f} ms: {pace.ratio:.2f}x the speed{doubt}",
+            f"{pace.dense_ms:.1f} -> {pace.pruned_ms:.1f} ms: {speed}",
         ),
         ("parameters of the layers", f"{record.params.ratio:.1%}"),
         (

@@ -57,6 +57,8 @@ def run(options: argparse.Namespace) -> None:
     calibration = torch.from_numpy(tokens[name][: options.windows, : options.length]).long()
     subject = Subject(model.to(options.device), calibration)
     base = {"model": facts["name"], "windows": calibration.shape[0], "length": calibration.shape[1]}
+    if options.limit is not None:
+        base["limit"] = options.limit
     if options.calibration != "wikitext2":
         base["model"] += f", calibrated on {options.calibration}"
     done = {_key(row) for row in read(options.out)}
@@ -168,7 +170,7 @@ def keep(path: Path, row: Row) -> None:
 
 
 def _key(row: Row) -> tuple[Any, ...]:
-    return tuple(row[name] for name in ("model", "windows", "length", "method", "share"))
+    return tuple(row.get(name) for name in ("model", "windows", "length", "limit", "method", "share"))
 
 
 def _wait(device: torch.device) -> None:

@@ -6,6 +6,8 @@ A variant is written behind a colon, `surgeon:rounds=2,ridge=0.003`:
     batch     windows a step of polish; rate, hidden: of its recipe
     mix       share of the tokens that polish replaces
     random    1: by any of the vocabulary, in every other window, as measuring does, not by those of other windows
+    blend     share of the streams' difference in the target of the refit; 1 is the default's
+    own       0: polish without texts that the model writes itself
     others    any setting of the method; `polish` is off unless given
 """
 
@@ -21,14 +23,17 @@ import torch
 from rivals.subject import Subject
 from torch import Tensor
 
+import shearling.engine.polish as stage
 from shearling.costs import Limit, params_limit
-from shearling.engine import targets
+from shearling.engine import repair, targets
+from shearling.engine.layerwise import Captured
 from shearling.engine.memory import batches_that_fit
 from shearling.engine.polish import polish, recipe_for
 from shearling.engine.progress import Stages
 from shearling.methods import Method, Paper, Surgeon
 from shearling.models.shrink import shrink
 from shearling.models.structure import Structure, structure_of
+from shearling.models.sublayer import Sublayer
 from shearling.pipeline import WIDE, Plan, measure
 from shearling.sample.read import accepted_by, sample_of
 from shearling.sample.sample import Sample
@@ -50,11 +55,22 @@ class Variant:
     rounds: int = 1
     recipe: Mapping[str, Any] = field(default_factory=dict)
     random: bool = False
+    blend: float = 1.0
+    own: bool = True
 
     @staticmethod
     def read(words: str) -> Variant:
         """`rounds=2,ridge=0.003` as a variant."""
-        kinds = {"rounds": int, "random": int, "batch": int, "rate": float, "mix": float, "hidden": float}
+        kinds = {
+            "rounds": int,
+            "random": int,
+            "batch": int,
+            "rate": float,
+            "mix": float,
+            "hidden": float,
+            "blend": float,
+        }
+        kinds["own"] = int
         kinds |= {field.name: type(field.default) for field in fields(Surgeon)}
         given = dict(word.split("=", 1) for word in words.split(","))
         wrong = sorted(set(given) - set(kinds))
@@ -64,8 +80,10 @@ class Variant:
         rounds = values.pop("rounds", 1)
         passes = values.pop("polish", "off")
         recipe = {RECIPE[k]: values.pop(k) for k in RECIPE if k in values}
-        random = bool(values.pop("random", 0))
-        return Variant(Surgeon(**values, polish=int(passes) if passes.isdigit() else passes), rounds, recipe, random)
+        blend = values.pop("blend", 1.0)
+        random, own = bool(values.pop("random", 0)), bool(values.pop("own", 1))
+        method = Surgeon(**values, polish=int(passes) if passes.isdigit() else passes)
+        return Variant(method, rounds, recipe, random, blend, own)
 
     @property
     def measurement(self) -> str:
@@ -107,12 +125,13 @@ def prune(subject: Subject, share: float, variant: Variant) -> Any:
         student = _repaired(subject, student, kept, sample, variant)
     if variant.method.polish != "off":
         precision = variant.method.precision
-        recipe = replace(recipe_for(int(variant.method.polish), precision), **variant.recipe)
+        recipe = replace(recipe_for(int(variant.method.polish), precision, subject.structure), **variant.recipe)
         noise = partial(_from_vocabulary, subject.model.config.vocab_size) if variant.random else targets.noised
-        with patch.object(targets, "noised", noise):
+        texts = stage.with_own_texts if variant.own else lambda model, sample, seed: sample
+        with patch.object(targets, "noised", noise), patch.object(stage, "with_own_texts", texts):
             polish(
-                subject.structure, student, sample, variant.method.polish, share=share, precision=precision,
-                recipe=recipe,
+                subject.structure, student, sample, variant.method.polish, share=share,
+                precision=precision, recipe=recipe,
             )  # fmt: skip
     return student.model
 
@@ -146,8 +165,13 @@ def _limit(subject: Subject, student: Structure, share: float) -> Limit:
 
 
 def _repaired(subject: Subject, student: Structure, kept: list[Tensor], sample: Sample, variant: Variant) -> Structure:
+    def target(sublayer: Sublayer, teacher: Captured, student: Captured) -> Tensor:
+        if sublayer.follows == "output":
+            return teacher.o  # type: ignore[return-value]
+        return teacher.o + variant.blend * (teacher.x - student.x)  # type: ignore[operator]
+
     for attempt in batches_that_fit(sample, subject.device, backward=False, precision=variant.method.precision):
-        with attempt as batches:
+        with attempt as batches, patch.object(repair, "target", target):
             smaller = structure_of(shrink(student.model, kept))
             variant.method.repair(subject.structure, smaller, batches, stages=Stages())
     return smaller

@@ -1,4 +1,4 @@
-"""What polish should match, how fast, how long and on how much: every variant against the default.
+"""What polish should match, how fast, how long and on how much: every variant against one base.
 
     python experiments/polish.py --models MODELS --data DATA --device cuda --seeds 0,1,2 --minutes 8
 
@@ -17,7 +17,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from shearling.methods import Surgeon
 from shearling.models.structure import structure_of
 
 BUDGETS = (0.3, 0.2, 0.1, 0.05)
+BASE = Recipe(rate=3e-4, examples=64)  # with new noise in every pass: what variants differ from
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Variant:
     """Passes and recipe of the stage, and what only research asks for."""
 
     passes: int = stage.PASSES  # 0: as many as a CPU does by itself
-    recipe: Recipe | None = field(default_factory=Recipe)  # None: the stage's own for these passes
+    recipe: Recipe | None = BASE  # None: the stage's own for these passes
     samples: int = 2048
     outputs: bool = True  # whether they are matched
     layers: str = "all"  # all, last, odd
@@ -53,7 +54,7 @@ class Variant:
     layerwise: bool = False  # no gradient crosses a layer
     maps: float = 0.0  # weight of the attention maps of the kept heads
     average: float = 0.0  # decay of a moving average of the weights, which is what is judged and kept
-    refresh: int = REFRESH["cuda"]  # passes over the same noise
+    refresh: int = 1  # passes over the same noise
     optimiser: str = "adam"  # adam, muon, eigen
     matrix_rate: float = 5e-4  # of muon, for matrices
     betas: tuple[float, float] = BETAS
@@ -69,6 +70,7 @@ def variants() -> dict[str, Variant]:
 
     return {
         "base": base,
+        "default": Variant(recipe=None, refresh=REFRESH["cuda"]),
         "hidden x 1": recipe(hidden=1.0),
         "no noise": recipe(noise=0.0),
         "passes 32, noise every 2": replace(base, passes=32, refresh=2),
@@ -82,7 +84,12 @@ def variants() -> dict[str, Variant]:
         "rate 1e-4": recipe(rate=1e-4),
         "hidden x 3": recipe(hidden=3.0),
         "batch 32": recipe(examples=32),
+        "batch 128, rate 4e-4": recipe(examples=128, rate=4e-4),
         "batch 128, rate 6e-4": recipe(examples=128, rate=6e-4),
+        "batch 128, rate 6e-4, noise every 2": replace(recipe(examples=128, rate=6e-4), refresh=2),
+        "batch 128, rate 3e-4, noise every 2": replace(recipe(examples=128, rate=3e-4), refresh=2),
+        "batch 128, rate 1.5e-4, noise every 2": replace(recipe(examples=128, rate=1.5e-4), refresh=2),
+        "batch 128, rate 7e-5, noise every 2": replace(recipe(examples=128, rate=7e-5), refresh=2),
         "average 0.98": replace(base, average=0.98),
         "outputs only": recipe(hidden=0.0),
         "hidden only": replace(base, outputs=False),
@@ -117,7 +124,7 @@ def variants() -> dict[str, Variant]:
 
 def few_passes() -> dict[str, Variant]:
     """What a CPU does by itself, and what might make more of as few passes; run where `--only` asks for them."""
-    base = Variant(passes=0, recipe=Recipe(noise=0.0), refresh=4)
+    base = Variant(passes=0, recipe=replace(BASE, noise=0.0), refresh=4)
 
     def few(name: str, weights: str = "all", **changes: Any) -> tuple[str, Variant]:
         known = {key: value for key, value in changes.items() if hasattr(base, key)}
@@ -307,7 +314,7 @@ def point(
 
 
 def wanted(lab: Lab, options: Any) -> Iterator[tuple[str, float, int, str, Variant]]:
-    """The default at every budget first, then every variant at 10%, the most telling ones first."""
+    """The base at every budget first, then every variant at 10%, the most telling ones first."""
     known = {"none": Variant(), **variants(), **(few_passes() if options.only else {})}
     starts = options.only.split(",") if options.only else [""]
     chosen = {name: v for name, v in known.items() if any(name.startswith(start) for start in starts)}

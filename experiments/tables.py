@@ -83,10 +83,16 @@ def base_size() -> str:
 def high_sparsity() -> str:
     rows: list[Row] = sorted(read(EXPERIMENTS / "high_sparsity.json")["rows"], key=lambda row: -row["flops"])
     lines = [
-        [r["task"], f"{r['flops']:.0%}", r["start"], *(f"{r[name]:.1f}" for name in ("dense", "before", "after"))]
+        [
+            r["task"],
+            f"{r['flops']:.0%}",
+            r["start"],
+            "with a teacher" if r["teacher"] else "plain",
+            *(f"{r[name]:.1f}" for name in ("dense", "before", "after")),
+        ]
         for r in rows
     ]
-    return markdown(["task", "FLOPs", "start", "dense", "pruned", "retrained"], lines)
+    return markdown(["task", "FLOPs", "start", "retraining", "dense", "pruned", "retrained"], lines)
 
 
 def shapes() -> str:
@@ -194,9 +200,27 @@ def search_pictures() -> dict[str, str]:
     return found
 
 
-def rivals() -> str:
-    """The harness's own table."""
-    return lm_table([json.loads(line) for line in (EXPERIMENTS / "lm.jsonl").read_text(encoding="utf-8").splitlines()])
+def rivals(model: str) -> str:
+    """The harness's own table of one model."""
+    return lm_table([row for row in lines_of("lm") if row["model"] == model])
+
+
+def lm_variants() -> str:
+    """A line per variant and share: both perplexities, as they are and relative to the dense model's."""
+    found, rows = [], [row for row in lines_of("lm-variants") if row["method"] != "dense"]
+    dense = next(row for row in lines_of("lm") if row["method"] == "dense")
+    for row in rows:
+        name = row["method"] + "".join(f" ({row[key]})" for key in ("own",) if key in row)
+        sample = "SQuAD" if "squad" in row["model"] else "WikiText-2"
+        both = [row[domain] for domain in ("wikitext2", "squad")]
+        times = " / ".join(f"{row[domain] / dense[domain]:.2f}" for domain in ("wikitext2", "squad"))
+        found.append([f"`{name}`", sample, f"{row['share']:.0%}", " / ".join(f"{v:.2f}" for v in both), times])
+    return markdown(["variant", "sample", "share", "WikiText-2 / SQuAD", "of dense"], found)
+
+
+def lines_of(name: str) -> list[Row]:
+    """The rows of a file with one a line."""
+    return [json.loads(line) for line in (EXPERIMENTS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
 def finer() -> str:
@@ -320,7 +344,9 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "graphs": ("docs/results.md", lambda: latency("cuda-bert-base-graphs-predict")),
     "eager": ("docs/results.md", lambda: latency("cuda-bert-base-predict")),
     "growth": ("docs/performance.md", growth),
-    "rivals": ("docs/results.md", rivals),
+    "rivals": ("docs/results.md", lambda: rivals("SmolLM2-135M")),
+    "rivals_gemma": ("docs/results.md", lambda: rivals("Gemma 3 270M")),
+    "lm_variants": ("docs/results.md", lm_variants),
     "search": ("docs/results.md", search),
     "studies": ("docs/results.md", studies),
     "one_query": ("docs/results.md", one_query),

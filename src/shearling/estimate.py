@@ -15,6 +15,7 @@ import torch
 
 from shearling.costs import count_macs, weight_bytes
 from shearling.engine.gram import Gram
+from shearling.engine.head import predicts_next_token
 from shearling.engine.hooks import device_of, frozen, run
 from shearling.engine.memory import cut_batches, logits_per_token, tokens_at_once
 from shearling.engine.polish import OVERHEAD, Polish, planned_passes, seconds_of
@@ -119,10 +120,10 @@ def _memory(
     refitting = int(ratio * weights) + states + inner + (2 * 4 + 6 * 8) * left**2
     checking = int(ratio * weights) + 16 * tokens * width  # the logits of both models, and their difference
     polishing = 0
-    if seconds_of(polish) is not None or planned_passes(polish, ratio, device):
+    if seconds_of(polish) is not None or planned_passes(polish, ratio, structure.model):
         layers = sum(len(stack.layers) for stack in structure.stacks)
         seen = KEPT.itemsize * round(sample.examples * (sample.mean_length or longest)) * hidden * layers
-        polishing = (1 + TRAINED) * int(ratio * weights) + min(HOST_BYTES, seen) + inside
+        polishing = (1 + TRAINED) * int(ratio * weights) + min(HOST_BYTES, _copies(structure) * seen) + inside
     return LIBRARIES + weights + max(measuring, ordering, refitting, polishing, checking)
 
 
@@ -157,11 +158,16 @@ def _seconds(
     summed = DTYPES.get(used_precision(structure.model, precision), torch.float32)
     each, once = forward * passes + sums / _speed(summed, threads), solves / _speed(torch.float64, threads)
     polishing = seconds_of(polish)
-    if polishing is None and (planned := planned_passes(polish, ratio, device_of(structure.model))):
+    if polishing is None and (planned := planned_passes(polish, ratio, structure.model)):
         # The student's passes, forward and backward, and the teacher's over the sample and over new noise.
-        polishing = forward * (TRAINING * planned * (ratio + OVERHEAD) + 1 + planned / 4)
+        polishing = _copies(structure) * forward * (TRAINING * planned * (ratio + OVERHEAD) + 1 + planned / 4)
     certain = 0.0 if polish == "auto" else polishing or 0.0
     return first * each + once + certain, each + once + (polishing or 0.0)
+
+
+def _copies(structure: Structure) -> int:
+    """The tokens that polish sees, in samples: a language model writes as many again."""
+    return 1 + predicts_next_token(structure.model)
 
 
 @cache

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import BertConfig, BertForSequenceClassification
 
 import shearling
 import shearling.engine.distil
@@ -17,10 +18,13 @@ import shearling.engine.targets
 from families import tiny_batches, tiny_model
 from shearling.engine.distil import Distiller, Recipe, trainable
 from shearling.engine.polish import (
+    DEPTH,
+    FEW_RATE,
     FEWEST,
     FULL_RATE,
     MANY,
     PASSES,
+    WIDTH,
     WORTH,
     Polished,
     checked_polish,
@@ -288,14 +292,45 @@ def test_a_cpu_does_not_begin_what_it_has_no_time_for() -> None:
 
 
 def test_few_passes_take_small_steps_in_small_batches() -> None:
-    many = recipe_for(MANY, "tf32")
-    assert many == Recipe(precision="tf32")
-    rates = [recipe_for(passes, "tf32").rate for passes in (FEWEST, 8, FULL_RATE, MANY - 1)]
+    structure = case()[0]
+    many = recipe_for(MANY, "tf32", structure)
+    assert replace(many, rate=Recipe().rate) == Recipe(precision="tf32")
+    rates = [recipe_for(passes, "tf32", structure).rate for passes in (FEWEST, 8, FULL_RATE, MANY - 1)]
     assert rates == sorted(rates)
-    assert rates[1] < rates[2] == rates[3] == many.rate
-    few = recipe_for(MANY - 1, "tf32")
+    assert rates[1] < rates[2] == rates[3] == FEW_RATE * many.rate
+    few = recipe_for(MANY - 1, "tf32", structure)
     assert few.examples < many.examples
     assert (few.noise, few.precision) == (many.noise, "tf32")
+
+
+def test_wide_and_deep_models_take_smaller_steps() -> None:
+    def rate(layers: int, width: int) -> float:
+        config = BertConfig(
+            vocab_size=64, hidden_size=width, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=2
+        )
+        return recipe_for(PASSES, "float32", structure_of(BertForSequenceClassification(config))).rate
+
+    assert rate(DEPTH, WIDTH) == pytest.approx(Recipe().rate)
+    assert rate(DEPTH, WIDTH // 4) == pytest.approx(4 * Recipe().rate)
+    assert rate(4 * DEPTH, WIDTH) == pytest.approx(Recipe().rate / 2)
+
+
+def test_batches_of_a_pass_are_of_equal_size() -> None:
+    teacher, student, sample = case(examples=40)
+    with (
+        trainable(student.model) as weights,
+        Observed(teacher, "float32").watched() as t,
+        Observed(student, "float32").watched() as s,
+    ):
+        distiller = Distiller(t, s, sample, weights, replace(RECIPE, examples=16), 0)
+        batches = distiller._shuffled()
+        for number, bucket in enumerate(distiller.buckets):
+            mine = [rows for at, rows in batches if at == number]
+            every = torch.cat(mine)
+            assert set(every.tolist()) == set(bucket.fit.tolist())
+            assert len({len(rows) for rows in mine}) == 1
+            assert len(every) - len(bucket.fit) < len(mine)  # less than one example a batch is seen twice
+            assert len(mine) == -(-len(bucket.fit) // 16)
 
 
 def test_short_examples_share_larger_batches() -> None:
@@ -335,7 +370,7 @@ def test_seconds_choose_the_recipe_by_the_passes_there_is_time_for(monkeypatch: 
     monkeypatch.setattr(shearling.engine.polish, "Distiller", Noting)
     for setting in ("1s", "100s"):
         polished(*case(), setting, recipe=None)
-    assert used[0].rate < used[1].rate == Recipe().rate
+    assert used[0].rate < used[1].rate
     assert used[0].examples < used[1].examples == Recipe().examples
 
 

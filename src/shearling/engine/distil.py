@@ -33,7 +33,7 @@ logger = logging.getLogger("shearling")
 MOST_TOKENS = {"cpu": 8192, "cuda": 32768}  # per batch
 HALF = (torch.float16, torch.bfloat16)
 JUDGED = 4  # validation batches are this much larger, since they need no gradients
-REFRESH = {"cpu": 4, "cuda": 1}  # passes with the same noise, about
+REFRESH = {"cpu": 4, "cuda": 2}  # passes with the same noise, about
 HIDDEN = {"embedding": 1.0, "others": 10.0}  # weights of the hidden states, by head
 BETAS = (0.9, 0.98)  # of AdamW: shorter averages for a few hundred steps
 
@@ -42,7 +42,7 @@ BETAS = (0.9, 0.98)  # of AdamW: shorter averages for a few hundred steps
 class Recipe:
     """Hyperparameters.
 
-    rate      peak learning rate of AdamW, with a short warm-up and linear decay to zero
+    rate      peak learning rate of AdamW, with a short warm-up and linear decay to zero; see `polish.recipe_for`
     examples  per batch
     tokens    of short examples, a batch has as many more
     hidden    weight of the hidden states against the outputs; None: 10, or 1 for embeddings
@@ -52,8 +52,8 @@ class Recipe:
               as targets; covers more of the teacher's function than the sample
     """
 
-    rate: float = 3e-4
-    examples: int = 64
+    rate: float = 6e-4
+    examples: int = 128
     tokens: int = 0
     hidden: float | None = None
     similarities: float = 1.0
@@ -321,14 +321,16 @@ class Distiller:
         return max(1, min(times * max(self.recipe.examples, self.recipe.tokens // bucket.tokens), fits))
 
     def _shuffled(self) -> list[tuple[int, Tensor]]:
-        """The batches of one pass, with one shape per bucket: the last batch is filled up with other examples."""
+        """The batches of one pass, with one shape per bucket: equal parts, the last filled up with other examples."""
         batches = []
         for number, bucket in enumerate(self.buckets):
             drawn = bucket.fit[torch.randperm(len(bucket.fit), generator=self.generator)]
-            size = self._size(bucket)
-            if len(drawn) > size:
-                drawn = torch.cat([drawn, drawn[: -len(drawn) % size]])
-            batches += [(number, rows) for rows in drawn.split(size) if len(rows)]
+            if not len(drawn):
+                continue
+            count = -(-len(drawn) // self._size(bucket))
+            size = -(-len(drawn) // count)
+            drawn = torch.cat([drawn, drawn[: count * size - len(drawn)]])
+            batches += [(number, rows) for rows in drawn.split(size)]
         order = torch.randperm(len(batches), generator=self.generator).tolist()
         return [batches[i] for i in order]
 

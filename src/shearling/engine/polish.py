@@ -6,6 +6,7 @@ state with the smallest distance of the outputs on these examples is kept, so th
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from dataclasses import dataclass, replace
@@ -14,9 +15,11 @@ from typing import Any, Literal
 import torch
 
 from shearling.engine.distil import Distiller, Recipe, trainable
-from shearling.engine.distributed import gathered, rank_and_world
+from shearling.engine.distributed import gathered, on_first, rank_and_world
+from shearling.engine.head import predicts_next_token
 from shearling.engine.hooks import device_of, frozen
 from shearling.engine.memory import out_of_memory
+from shearling.engine.own_texts import with_own_texts
 from shearling.engine.precision import Precision, kernels
 from shearling.engine.progress import Progress, silent
 from shearling.engine.targets import Observed
@@ -28,7 +31,9 @@ Polish = Literal["auto", "off"] | int | str  # number of passes, or seconds as "
 PASSES = 40  # on a GPU
 MANY = 20  # minimum passes for batches of the full size
 FEW: dict[str, Any] = {"examples": 32, "tokens": 512}  # with fewer passes: smaller batches, and so more steps
-FULL_RATE = 12  # minimum passes for the full rate: it first moves the student away, and few have no time to return
+FEW_RATE = 0.5  # their rate: the square root of their share of the examples per step
+FULL_RATE = 12  # minimum passes for that rate: it first moves the student away, and few have no time to return
+WIDTH, DEPTH = 384, 6  # of the models that the recipe's rate suits (MiniLM-L6)
 FEWEST = 4  # fewer passes gain nothing (docs/method.md)
 ROOM = 1.8  # duration of the passes on a CPU in dense ones: with the teacher's, about that of all stages before
 OVERHEAD = 0.15  # duration of a pass without units, in dense passes
@@ -42,6 +47,7 @@ class Polished:
     """The result: distance of the outputs on the held-out examples before and after, passes, seconds.
 
     why  the reason if it did not run or ended early
+    own  number of texts that a language model wrote itself, beside the examples
     """
 
     before: float | None
@@ -50,6 +56,7 @@ class Polished:
     seconds: float
     examples: int
     why: str = ""
+    own: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The record's `polish`."""
@@ -104,15 +111,16 @@ def polish(
     if setting == "auto" and expected_loss is not None and expected_loss < worth:
         why = f"not worth it: the estimated loss, {expected_loss:.2g} nats per example, is below {worth:g}"
         return Polished(None, None, 0, 0.0, sample.examples, why)
-    passes = planned_passes(setting, share, device_of(student.model))
+    passes = planned_passes(setting, share, student.model)
     if setting == "auto" and not passes:
         why = f"not worth it: in about the time of the rest a CPU does fewer than {FEWEST} passes, which gain nothing"
         return Polished(None, None, 0, 0.0, sample.examples, why)
-    most, found = sys.maxsize, None
+    most, found, texts = sys.maxsize, None, None
     while True:
         try:
+            texts = texts or on_first(lambda: with_own_texts(teacher.model, sample, seed))
             found = _polish(
-                teacher, student, sample, passes, seconds_of(setting), precision, recipe, most, seed, progress
+                teacher, student, texts, passes, seconds_of(setting), precision, recipe, most, seed, progress
             )
         except KeyboardInterrupt:  # outside the passes: the student is unchanged
             why = "interrupted before it was done; the weights are as they were"
@@ -121,18 +129,28 @@ def polish(
             if not out_of_memory(error) or most == 1 or rank_and_world()[1] > 1:
                 raise
         if found is not None:
+            own = texts.examples - sample.examples if texts else 0
+            found = replace(found, examples=sample.examples, own=own or None)
             return gathered({rank_and_world()[0]: found})[0]
-        most = min(most, (recipe or recipe_for(passes, precision)).examples) // 2
+        most = min(most, (recipe or recipe_for(passes, precision, teacher)).examples) // 2
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
-def recipe_for(passes: int, precision: Precision) -> Recipe:
-    """The default recipe for this number of passes."""
+def recipe_for(passes: int, precision: Precision, structure: Structure) -> Recipe:
+    """The default recipe for this number of passes and a model of this size."""
     recipe = Recipe(precision=precision)
+    rate = recipe.rate * _pace(structure)
     if passes >= MANY:
-        return recipe
-    return replace(recipe, rate=recipe.rate * min(1.0, passes / FULL_RATE), **FEW)
+        return replace(recipe, rate=rate)
+    return replace(recipe, rate=FEW_RATE * rate * min(1.0, passes / FULL_RATE), **FEW)
+
+
+def _pace(structure: Structure) -> float:
+    """AdamW moves every weight equally far; the outputs move with the width, and with the root of the depth."""
+    width = max(int(sublayer.weight.shape[0]) for sublayer in structure.sublayers)
+    depth = sum(stack.repeats * len(stack.layers) for stack in structure.stacks)
+    return WIDTH / width * math.sqrt(DEPTH / depth)
 
 
 def _polish(
@@ -150,7 +168,7 @@ def _polish(
     """`most` limits the examples of a batch."""
 
     def recipe_of(passes: int) -> Recipe:
-        chosen = recipe or recipe_for(passes, precision)
+        chosen = recipe or recipe_for(passes, precision, teacher)
         return chosen if chosen.examples <= most else replace(chosen, examples=most, tokens=0)
 
     chosen = recipe_of(passes)
@@ -177,8 +195,10 @@ def _polish(
     return Polished(distiller.before, distiller.best, done, seconds, sample.examples, why)
 
 
-def planned_passes(setting: Polish, share: float, device: torch.device) -> int:
+def planned_passes(setting: Polish, share: float, model: Any) -> int:
     """The requested passes; by default 40 on a GPU, and on a CPU as many as take about as long as the run so far, or 0.
+
+    Half of that for a language model, whose passes also go over texts of its own.
 
     The number depends only on sizes, not on timing, so that runs are reproducible.
     """
@@ -186,7 +206,8 @@ def planned_passes(setting: Polish, share: float, device: torch.device) -> int:
         return 0
     if isinstance(setting, int):
         return setting
-    if device.type == "cuda":
-        return PASSES
-    passes = min(PASSES, round(ROOM / (share + OVERHEAD)))
+    most, room = (PASSES, ROOM) if not predicts_next_token(model) else (PASSES // 2, ROOM / 2)
+    if device_of(model).type == "cuda":
+        return most
+    passes = min(most, round(room / (share + OVERHEAD)))
     return passes if passes >= FEWEST else 0

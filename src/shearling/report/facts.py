@@ -329,7 +329,9 @@ def _polish(found: Mapping[str, Any]) -> str:
     if not found.get("passes"):
         return str(found.get("why", "none"))
     details = [count(found["passes"], "pass")]
-    details += [f"over {count(found['examples'], 'example')}"] if "examples" in found else []
+    if "examples" in found:
+        own = f" and {count(found['own'], 'text')} of its own" if found.get("own") else ""
+        details.append(f"over {count(found['examples'], 'example')}{own}")
     if "before" in found and "after" in found:
         details.append(f"judge {found['before']:.4g} -> {found['after']:.4g}")
     details += [f"{found['seconds']:.1f} s"] if "seconds" in found else []

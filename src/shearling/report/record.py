@@ -41,7 +41,7 @@ class Report:
     agreement   {kind, value, examples}: agreement of the outputs on held-out examples
     latency     predicted and measured ratio, if a latency was asked for
     timing      {device, measured, dense_ms, pruned_ms, ...}: both models timed after the run
-    polish      {before, after, passes, seconds, examples}: validation loss before and after
+    polish      {before, after, passes, seconds, examples, own}: validation loss before and after
     shape       uneven or stock
     stock       {layers, dials, loss, uneven_loss}: kept layers, their common counts, and the measured loss in nats per
                 example, beside that of uneven shapes at the same budget

@@ -72,7 +72,7 @@ RECORD = Schema(
             "max_drop?": record({"metric": TEXT, "examples": COUNT, **each("dense value", NUMBER)}),
             "agreement?": record({"kind": TEXT, "value": NUMBER, "examples": COUNT}),
             "polish?": record(
-                {**each("before? after? seconds?", NUMBER), **each("passes? examples?", COUNT), "why?": TEXT}
+                {**each("before? after? seconds?", NUMBER), **each("passes? examples? own?", COUNT), "why?": TEXT}
             ),
             "shape?": one_of(SHAPES),
             "stock?": record(

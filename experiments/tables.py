@@ -218,6 +218,16 @@ def lm_variants() -> str:
     return markdown(["variant", "sample", "share", "WikiText-2 / SQuAD", "of dense"], found)
 
 
+def polish_base() -> str:
+    """A line per model, budget and variant: points lost, and the judge after over before."""
+    lines = []
+    for row in lines_of("polish-base-size"):
+        judge = f"{row['after'] / row['before']:.2f}" if "before" in row else ""
+        task = row["task"] + ", another run" * ("another" in row["model"])
+        lines.append([task, f"{row['flops']:.0%}", row["variant"], f"{row['dense'] - row['value']:.2f}", judge])
+    return markdown(["fine-tuned on", "FLOPs", "variant", "points lost", "judge"], sorted(lines, key=lambda x: x[:2]))
+
+
 def lines_of(name: str) -> list[Row]:
     """The rows of a file with one a line."""
     return [json.loads(line) for line in (EXPERIMENTS / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -337,6 +347,7 @@ SECTIONS: dict[str, tuple[str, Callable[[], str]]] = {
     "performance": ("docs/performance.md", speed),
     "memory": ("docs/performance.md", memory),
     "base_size": ("docs/method.md", base_size),
+    "polish_base": ("docs/method.md", polish_base),
     "released": ("docs/method.md", lambda: by_task("released", ("flops", "variant"))),
     "latency": ("docs/results.md", lambda: latency("cpu-tasks")),
     "single": ("docs/results.md", lambda: latency("cpu-tasks-single")),

@@ -311,8 +311,9 @@ def test_wide_and_deep_models_take_smaller_steps() -> None:
         return recipe_for(PASSES, "float32", structure_of(BertForSequenceClassification(config))).rate
 
     assert rate(DEPTH, WIDTH) == pytest.approx(Recipe().rate)
-    assert rate(DEPTH, WIDTH // 4) == pytest.approx(4 * Recipe().rate)
+    assert rate(DEPTH, 2 * WIDTH) == pytest.approx(Recipe().rate / 2)
     assert rate(4 * DEPTH, WIDTH) == pytest.approx(Recipe().rate / 2)
+    assert rate(2, WIDTH // 4) == Recipe().rate
 
 
 def test_batches_of_a_pass_are_of_equal_size() -> None:

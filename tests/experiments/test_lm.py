@@ -37,7 +37,10 @@ SIZES = {
 }  # fmt: skip
 
 
-OURS = ("surgeon", "surgeon+polish", "paper", "surgeon:rounds=2,polish=2", "surgeon:ridge=0.001,realign=0")
+OURS = (
+    "surgeon", "surgeon+polish", "paper", "surgeon:rounds=2,polish=2", "surgeon:ridge=0.001,realign=0",
+    "surgeon:polish=2,own=0,blend=0.5",
+)  # fmt: skip
 
 
 def llama() -> Any:

@@ -340,6 +340,14 @@ def test_steps_of_polish_can_be_recorded(family: str, caplog: pytest.LogCaptureF
     assert not [record for record in caplog.messages if "without CUDA graphs" in record]
 
 
+def test_a_language_model_polishes_on_texts_of_its_own() -> None:
+    model = tiny_model("llama").to("cuda")
+    ids = torch.randint(4, 60, (16, 9), generator=torch.Generator().manual_seed(0))
+    pruned = shearling.prune(model, [{"input_ids": ids}], flops=0.5, method=shearling.Surgeon(polish=4))
+    assert pruned.report.polish is not None
+    assert (pruned.report.polish["examples"], pruned.report.polish["own"]) == (16, 16)
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is only one GPU here")
 @pytest.mark.parametrize("embeds", [False, True])
 @pytest.mark.parametrize("shape", ["uneven", "stock"])

@@ -21,15 +21,10 @@ from shearling.sample.sample import Sample
 
 LENGTH = 256  # tokens of a text at most
 AT_ONCE = {"cpu": 128, "cuda": 512}  # texts; on a GPU a step over all of them takes as long as over a few
-RESHAPING = (
-    "max_length",
-    "top_p",
-    "min_p",
-    "typical_p",
-    "repetition_penalty",
-    "suppress_tokens",
-    "forced_eos_token_id",
-)
+# Options of generation that would change the model's distribution, or the length of a text.
+CHANGING = (
+    "max_length", "top_p", "min_p", "typical_p", "repetition_penalty", "suppress_tokens", "forced_eos_token_id",
+)  # fmt: skip
 READ = {"input_ids", "attention_mask"}  # the inputs of a sample of plain texts
 
 
@@ -46,11 +41,10 @@ def with_own_texts(model: Any, sample: Sample, seed: int) -> Sample:
     if begins.shape[1] >= length:
         return sample
     ends = _ends(model)
-    written = [
-        {"input_ids": ids, "attention_mask": _up_to(ends, ids).long()} for ids in _texts(model, begins, length, seed)
-    ]
+    texts = _texts(model, begins, length, seed)
+    written = sample_of([{"input_ids": ids, "attention_mask": _up_to(ends, ids).long()} for ids in texts])
     last = max(int(group.indices.max()) for group in sample.groups)
-    own = [replace(group, indices=group.indices + last + 1) for group in sample_of(written).groups]
+    own = [replace(group, indices=group.indices + last + 1) for group in written.groups]
     return replace(sample, groups=(*sample.groups, *own))
 
 

@@ -147,10 +147,13 @@ def recipe_for(passes: int, precision: Precision, structure: Structure) -> Recip
 
 
 def _pace(structure: Structure) -> float:
-    """AdamW moves every weight equally far; the outputs move with the width, and with the root of the depth."""
+    """AdamW moves every weight equally far; the outputs move with the width, and with the root of the depth.
+
+    Smaller models take the rate as it is: higher ones have not been tried.
+    """
     width = max(int(sublayer.weight.shape[0]) for sublayer in structure.sublayers)
     depth = sum(stack.repeats * len(stack.layers) for stack in structure.stacks)
-    return WIDTH / width * math.sqrt(DEPTH / depth)
+    return min(1.0, WIDTH / width * math.sqrt(DEPTH / depth))
 
 
 def _polish(

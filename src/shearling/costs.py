@@ -162,7 +162,7 @@ def sequence_lengths(structure: Structure, sample: Sample) -> list[float]:
     def on_input(number: int, h: Tensor) -> None:
         shapes[firsts[number]] = torch.Size((1, h.shape[:-1].numel()))  # tokens of the example, maybe in windows
 
-    with frozen(structure.model), torch.inference_mode(), watched(firsts, on_input):
+    with frozen(structure.model), torch.no_grad(), watched(firsts, on_input):
         run(structure.model, batch.to(device_of(structure.model)))
     ids = batch.inputs.get("input_ids")
     tokens = None if ids is None or ids.dim() != 2 else ids.shape[1]
@@ -195,7 +195,7 @@ def whole_macs(model: PreTrainedModel, batch: Batch, lengths: Mapping[str, float
         example = _of_length(example, side, round(lengths.get(f"{side}input_ids", 0)))
     here = {k: v.to(device_of(model)) for k, v in example.items()}
     # The counter misses fused attention on a CPU; this kernel consists of plain matrix products.
-    with frozen(model), torch.inference_mode(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with frozen(model), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(**here)
     return int(counter.get_total_flops()) // 2
 
@@ -243,12 +243,13 @@ class Counted:
 
 
 def _of_length(inputs: dict[str, Tensor], side: str, length: int) -> dict[str, Tensor]:
-    """Cut or repeat the tokens of the encoder's or decoder's inputs to a length."""
+    """Cut or repeat the tokens of the encoder's or decoder's inputs to a length; some heads look for the last one."""
     ids = inputs.get(f"{side}input_ids")
     if ids is None or ids.dim() != 2:
         return inputs
     wide = ids.shape[1]
     index = torch.arange(max(length, 1)) % wide
+    index[-1] = wide - 1
     own = {k: v for k, v in inputs.items() if k.startswith("decoder_") is bool(side)}
     cut = {k: v[:, index.to(v.device)] if v.dim() == 2 and v.shape[1] == wide else v for k, v in own.items()}
     mask = f"{side}attention_mask"

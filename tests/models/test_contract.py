@@ -176,7 +176,7 @@ def test_what_repairs_aim_at_is_the_teacher(family: str) -> None:
     """Were a sublayer of a student with damaged inputs to put out its target, its layer would be the teacher's."""
     model, batch = tiny_model(family), as_run(tiny_batches(family, 1))[0]
     structure = structure_of(model)
-    with frozen(model), torch.inference_mode():
+    with frozen(model), torch.no_grad():
         for stack in structure.stacks:
             teacher = start_run(model, stack, [batch], "float32")
             for depth in range(len(stack.layers)):

@@ -63,7 +63,7 @@ def _check_decoder(model: Any, sample: Sample) -> None:
     if not getattr(model.config, "is_encoder_decoder", False):
         return
     try:
-        with frozen(model), torch.inference_mode():
+        with frozen(model), torch.no_grad():
             run(model, sample.some(1).to(device_of(model)))
     except ValueError as error:
         raise DataError(
@@ -82,7 +82,7 @@ def write(model: Any, inputs: dict[str, Tensor], longest: int = LONGEST) -> Tens
     positions = getattr(model.config, "max_target_positions", None) or positions_of(model.config)  # Whisper: two kinds
     longest = min(longest, (positions or longest + 1) - 1)
     config.update(do_sample=False, num_beams=1, use_cache=True, max_new_tokens=longest, pad_token_id=_pad(model))
-    with frozen(model), torch.inference_mode(), quiet_transformers():
+    with frozen(model), torch.no_grad(), quiet_transformers():
         return torch.as_tensor(model.generate(**inputs, generation_config=config)).clone()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shearling.engine.precision import Precision, half_precision
+from shearling.engine.precision import Precision, half_precision, suited
 from shearling.models.structure import Structure
 from shearling.models.sublayer import Sublayer
 from shearling.sample.batch import Batch
@@ -60,7 +60,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 def run(model: nn.Module, batch: Batch, precision: Precision = "float32") -> Any:
     """One forward pass, without labels."""
-    with half_precision(model, precision):
+    with half_precision(model, suited(model, precision)):
         return model(**batch.inputs, return_dict=True)
 
 

@@ -241,5 +241,5 @@ def _times(models: Sequence[PreTrainedModel], batches: Sequence[dict[str, Tensor
         partial(model, **{name: tensor.to(device_of(model)) for name, tensor in batch.items()})
         for model, batch in zip(models, batches, strict=True)
     ]
-    with frozen(models[0]), frozen(models[1]), torch.inference_mode():
+    with frozen(models[0]), frozen(models[1]), torch.no_grad():
         return in_turns(runs, device_of(models[0]))

@@ -165,6 +165,7 @@ class Row:
     refuses  (configuration field, its largest supported value, why more cannot be pruned)
     note     remark for `shearling architectures`
     uneven   why the family has no stock shapes, if it has none
+    half     whether the modelling code runs under an autocast to bfloat16
     """
 
     model_types: tuple[str, ...]
@@ -172,3 +173,4 @@ class Row:
     refuses: tuple[tuple[str, int, str], ...] = ()
     note: str = ""
     uneven: str = ""
+    half: bool = True

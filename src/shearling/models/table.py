@@ -59,6 +59,7 @@ ROWS: list[Row] = [
         ("deberta",),
         (StackRow("encoder.layer", parts.DEBERTA_V1),),
         refuses=(("talking_head", 0, "projections that mix its heads"),),
+        half=False,  # masks scores with the least number of the queries' dtype, which is then wider
     ),
     Row(("distilbert",), (StackRow("transformer.layer", parts.DISTILBERT, filters="hidden_dim", depth="n_layers"),)),
     Row(

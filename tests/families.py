@@ -13,7 +13,9 @@ from torch import Tensor
 
 from tiny import batches_of
 
-Inputs = Literal["text", "seq2seq", "image", "both", "patches", "patches-both", "speech", "whisper", "moonshine"]
+Inputs = Literal[
+    "text", "seq2seq", "image", "both", "patches", "patches-both", "speech", "spectrogram", "whisper", "moonshine"
+]
 
 BERT = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 60,
@@ -97,6 +99,14 @@ GPT_NEO = {
     "hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 48, "vocab_size": 60,
     "attention_types": [[["global", "local"], 1]], "window_size": 6, "max_position_embeddings": 40,
 } | SPECIAL  # fmt: skip
+XGLM = {
+    "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48, "vocab_size": 60,
+    "max_position_embeddings": 40,
+} | SPECIAL  # fmt: skip
+AST = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "num_mel_bins": 8,
+    "max_length": 16, "patch_size": 4, "frequency_stride": 4, "time_stride": 4,
+}  # fmt: skip
 BEIT = VISION | {"use_relative_position_bias": True, "layer_scale_init_value": 0.5}
 
 FAMILIES: dict[str, Family] = {
@@ -236,6 +246,25 @@ FAMILIES |= {
     "cohere": Family("cohere", "CohereForCausalLM", LLAMA | {"use_qk_norm": True}),
     "cohere2": Family("cohere2", "Cohere2ForCausalLM", LLAMA | {"sliding_window": 6}),
     "gptj": Family("gptj", "GPTJForCausalLM", GPT2 | {"rotary_dim": 4}, sdpa=False),
+    "umt5": Family("umt5", "UMT5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-gelu"}, "seq2seq"),
+    "layoutlm": Family("layoutlm", "LayoutLMForSequenceClassification", BERT | {"max_2d_position_embeddings": 8}),
+    "vit_msn": Family("vit_msn", "ViTMSNForImageClassification", VISION, "image"),
+    "ijepa": Family("ijepa", "IJepaModel", VISION, "image"),
+    "audio-spectrogram-transformer": Family(
+        "audio-spectrogram-transformer", "ASTForAudioClassification", AST, "spectrogram"
+    ),
+    "data2vec-audio": Family("data2vec-audio", "Data2VecAudioForSequenceClassification", SPEECH, "speech"),
+    "ministral3": Family("ministral3", "Ministral3ForCausalLM", LLAMA),
+    "cwm": Family("cwm", "CwmForCausalLM", LLAMA),
+    "jais2": Family("jais2", "Jais2ForCausalLM", LLAMA),
+    "apertus": Family("apertus", "ApertusForCausalLM", LLAMA),
+    "gte": Family("gte", "GteModel", BERT | {"pad_token_id": 1}),
+    "jina_embeddings_v3": Family("jina_embeddings_v3", "JinaEmbeddingsV3Model", BERT | {"pad_token_id": 1}),
+    "modernbert-decoder": Family("modernbert-decoder", "ModernBertDecoderForCausalLM", MODERNBERT),
+    "xglm": Family("xglm", "XGLMForCausalLM", XGLM, sdpa=False),
+    "biogpt": Family("biogpt", "BioGptForCausalLM", BERT | SPECIAL),
+    "gpt_bigcode": Family("gpt_bigcode", "GPTBigCodeForCausalLM", GPT2, heads=1),
+    "gpt_bigcode-mha": Family("gpt_bigcode", "GPTBigCodeForCausalLM", GPT2 | {"multi_query": False}),
     "gpt_neo": Family("gpt_neo", "GPTNeoForCausalLM", GPT_NEO, sdpa=False),
 }
 FAMILIES = {
@@ -246,6 +275,7 @@ RELATIVES = {
     "ernie", "data2vec-text", "rembert", "dinov2_with_registers", "siglip2_text_model", "unispeech", "unispeech-sat",
     "pegasus", "m2m_100", "blenderbot", "blenderbot-small", "plbart", "smollm3", "olmo", "ministral", "helium",
     "seed_oss", "ernie4_5", "hunyuan_v1_dense", "arcee", "nemotron", "olmo3", "cohere2", "falcon-11b", "swin-padded",
+    "layoutlm", "vit_msn", "ijepa", "data2vec-audio", "ministral3", "cwm", "jais2", "biogpt",
 }  # fmt: skip
 MAIN = (  # the others run the same modelling code, or the same edits, as one of these
     "bert", "distilbert", "mpnet", "deberta-v3", "modernbert", "albert", "vit", "beit", "dinov2-gated", "clip",
@@ -315,6 +345,8 @@ def tiny_batches(
         elif kind == "speech":
             mask = mask_of(80)
             batches.append({"input_values": torch.randn(size, 80, generator=generator) * mask, "attention_mask": mask})
+        elif kind == "spectrogram":
+            batches.append({"input_values": torch.randn(size, 16, 8, generator=generator)})
         elif kind == "whisper":
             batch = {"input_features": torch.randn(size, 8, 20, generator=generator)}
             batches.append(batch if "encoder" in name else batch | _decoder(size, mask_of(7), generator))

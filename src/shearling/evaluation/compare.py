@@ -208,7 +208,9 @@ def choices(outputs: Any, batch: dict[str, Tensor], read: OutputReader) -> Tenso
     if head == "tokens":
         counted = batch["labels"] != IGNORED if "labels" in batch else real
         best = logits.argmax(-1)
-        return (best if counted is None else best[counted.bool()]).reshape(-1, 1)
+        if counted is not None and counted.shape == best.shape:  # a mask over samples of sound is not one over frames
+            best = best[counted.bool()]
+        return best.reshape(-1, 1)
     return torch.as_tensor(logits if head == "number" else logits.argmax(-1, keepdim=True))
 
 

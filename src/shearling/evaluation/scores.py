@@ -19,7 +19,7 @@ from shearling.data.lm import fills_blanks
 from shearling.data.retrieval import Judged, candidates, judged
 from shearling.data.rows import Rows
 from shearling.data.squad import decode, read_answers
-from shearling.data.tasks import Kind, Task
+from shearling.data.tasks import Kind, Task, check_scored
 from shearling.engine.losses import token_losses
 from shearling.errors import DataError
 from shearling.evaluation import metrics
@@ -143,6 +143,7 @@ class Questions:
 
 def score(asked: Questions, run: Predict) -> Evaluation:
     """Run the model on the rows and score its predictions."""
+    check_scored(asked.encoder.model)
     return _SCORERS[asked.task.kind](asked, run)
 
 

@@ -165,7 +165,7 @@ def predict(
             inputs = {name: tensor for name, tensor in moved.items() if name not in LABELS}
             if isinstance(read, Writer):
                 source = {name: tensor for name, tensor in inputs.items() if not name.startswith("decoder_")}
-                part = write(model, source, read.longest)[..., None]
+                part = write(model, source, read.longest, read.start)[..., None]
             else:
                 part = read(forward(**inputs), moved)
             parts.append(part.float().cpu())

@@ -83,7 +83,7 @@ def test_columns_that_are_named_win_and_unclear_ones_are_refused() -> None:
 
 @pytest.mark.parametrize("value", [["a", "b"], None, {"en": "a"}])
 def test_a_target_that_is_no_text_is_refused_and_not_generated(value: Any) -> None:
-    with pytest.raises(DataError, match="row 1 of column 'summary' .*targets must be texts"):
+    with pytest.raises(DataError, match=r"row 1 of column 'summary' .*targets must be texts"):
         find_pair(Rows({"text": ["a"], "summary": [value]}))
     assert find_pair(Rows({"text": ["a"], "label": [1]})) == ("text", None)
     assert find_pair(Rows({"text": ["a"], "summary": [value]}), ["text"]) == ("text", None)

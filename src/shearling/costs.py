@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shearling.engine.hooks import device_of, frozen, run, watched
+from shearling.engine.hooks import device_of, frozen, run, told_what_is_refused, watched
 from shearling.errors import ConstraintError
 from shearling.models.structure import Structure
 from shearling.models.sublayer import Sublayer
@@ -163,7 +163,8 @@ def sequence_lengths(structure: Structure, sample: Sample) -> list[float]:
         shapes[firsts[number]] = torch.Size((1, h.shape[:-1].numel()))  # tokens of the example, maybe in windows
 
     with frozen(structure.model), torch.no_grad(), watched(firsts, on_input):
-        run(structure.model, batch.to(device_of(structure.model)))
+        with told_what_is_refused(structure.model):
+            run(structure.model, batch.to(device_of(structure.model)))
     ids = batch.inputs.get("input_ids")
     tokens = None if ids is None or ids.dim() != 2 else ids.shape[1]
     lengths: list[float] = []

@@ -162,9 +162,8 @@ def sequence_lengths(structure: Structure, sample: Sample) -> list[float]:
     def on_input(number: int, h: Tensor) -> None:
         shapes[firsts[number]] = torch.Size((1, h.shape[:-1].numel()))  # tokens of the example, maybe in windows
 
-    with frozen(structure.model), torch.no_grad(), watched(firsts, on_input):
-        with told_what_is_refused(structure.model):
-            run(structure.model, batch.to(device_of(structure.model)))
+    with frozen(structure.model), torch.no_grad(), watched(firsts, on_input), told_what_is_refused(structure.model):
+        run(structure.model, batch.to(device_of(structure.model)))
     ids = batch.inputs.get("input_ids")
     tokens = None if ids is None or ids.dim() != 2 else ids.shape[1]
     lengths: list[float] = []

@@ -11,6 +11,7 @@ import transformers
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from families import tiny_model
 from shearling.costs import (
     Limit,
     count_macs,
@@ -124,6 +125,15 @@ def test_a_head_that_looks_for_the_end_token_finds_it_at_every_length(length: in
     batch = full_length()
     batch["input_ids"][:, -1] = 1
     assert whole_macs(model, sample_of([batch]).some(1), {"input_ids": float(length)}) > 0
+
+
+@pytest.mark.parametrize("length", [18, 24, 40])
+def test_the_places_of_an_image_are_kept_at_every_length(length: int) -> None:
+    model = tiny_model("llava")
+    ids = torch.cat([torch.randint(5, 50, (1, 4)), torch.full((1, 16), 59), torch.randint(5, 50, (1, 4))], 1)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": torch.randn(1, 3, 16, 16)}
+    counted = whole_macs(model, sample_of([batch]).some(1), {"input_ids": float(length)})
+    assert counted - whole_macs(model, sample_of([batch]).some(1), {"input_ids": float(length - 1)}) > 0
 
 
 def test_counting_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

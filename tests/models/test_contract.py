@@ -20,7 +20,7 @@ from shearling.engine.hooks import frozen, masked
 from shearling.engine.layerwise import HiddenStates, LayerwiseRun, run_layer, start_run
 from shearling.engine.repair import target
 from shearling.models.shrink import shrink
-from shearling.models.structure import structure_of
+from shearling.models.structure import check_supported, structure_of
 from shearling.models.table import ROWS
 from shearling.paper.fisher import mask_gradients
 from shearling.sample.read import sample_of
@@ -76,7 +76,8 @@ def test_unit_counts(family: str) -> None:
         assert sizes == [{"heads": 2, "filters": 32}] * 2 + [{"heads": 4, "filters": 64}]
         return
     towers = [config["text_config"], config["vision_config"]] if "text_config" in config else [config]
-    towers = towers[:1] if family == "gemma3" else towers  # its vision tower stays as it is
+    inside = check_supported(tiny_model(family).config).inside
+    towers = towers[:1] if inside else towers  # the vision tower stays as it is
     sided = {"encoder_layers", "d_kv", "encoder_num_hidden_layers"}
     layers, heads, filters = [], [], []
     for tower in towers:

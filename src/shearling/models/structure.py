@@ -177,7 +177,15 @@ def check_supported(config: Any) -> Row:
             raise UnsupportedArchitecture(
                 f"This {config.model_type} has {reason} ({field}={getattr(config, field)}){_near(kind_of(config))}"
             )
-    return row
+    return _around(row, config) if row.inside else row
+
+
+def _around(row: Row, config: Any) -> Row:
+    """The row of a model around a language model, with the stacks of the language model's family."""
+    path, field = row.inside or ("", "")
+    inner = check_supported(getattr(config, field))
+    stacks = tuple(replace(stack, layers=f"{path}.{stack.layers}", config=field) for stack in inner.stacks)
+    return replace(row, stacks=stacks, half=inner.half, uneven=inner.uneven)
 
 
 def _refusal(config: Any) -> UnsupportedArchitecture:

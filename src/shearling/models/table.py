@@ -244,7 +244,7 @@ ROWS: list[Row] = [
         note=_GROUPS,
     ),
     Row(("apertus",), (StackRow("layers", parts.APERTUS, **_LLAMA),), note=_GROUPS),
-    Row(("helium",), (StackRow("layers", parts.LLAMA, keep_first=1),), note=_GROUPS),
+    Row(("helium", "qwen2_vl_text", "qwen2_5_vl_text"), (StackRow("layers", parts.LLAMA, keep_first=1),), note=_GROUPS),
     Row(("granite",), (StackRow("layers", parts.GRANITE, **_LLAMA),), note=_GROUPS),
     Row(("starcoder2",), (StackRow("layers", parts.STARCODER2, **_LLAMA),), note=_GROUPS),
     Row(("glm",), (StackRow("layers", parts.GLM, **_LLAMA),), note=_GROUPS),
@@ -252,9 +252,14 @@ ROWS: list[Row] = [
     Row(("phi3",), (StackRow("layers", parts.PHI3, **_LLAMA),), note=f"Phi-4 too; {_GROUPS}"),
     Row(("gemma2", "gemma3_text"), (StackRow("layers", parts.GEMMA2, **_LLAMA),), note=_GROUPS),
     Row(
-        ("gemma3",),
-        (StackRow("language_model.layers", parts.GEMMA2, config="text_config", **_LLAMA),),
-        note=f"the language model; {_GROUPS}",
+        ("gemma3", "llava", "qwen2_vl", "qwen2_5_vl", "paligemma", "mistral3", "internvl"),
+        note="the language model, of any family in this list",
+        inside=("language_model", "text_config"),
+    ),
+    Row(
+        ("idefics3", "smolvlm"),
+        note="the language model, of any family in this list",
+        inside=("text_model", "text_config"),
     ),
     Row(("exaone4",), (StackRow("layers", parts.EXAONE4, **_LLAMA),), note=_GROUPS),
     Row(
@@ -362,7 +367,7 @@ ROWS: list[Row] = [
 
 def register(row: Row) -> None:
     """Add a row at run time; it takes precedence over earlier rows for its `model_type`s."""
-    if not row.model_types or not row.stacks or not all(stack.parts for stack in row.stacks):
+    if not row.model_types or not (row.stacks or row.inside) or not all(stack.parts for stack in row.stacks):
         raise InputError("A row needs at least one model_type, one stack, and one part in every stack.")
     ROWS.insert(0, row)
 
@@ -372,8 +377,9 @@ def architectures() -> list[dict[str, object]]:
     known: dict[str, dict[str, object]] = {}
     for row in ROWS:
         for name in row.model_types:
-            units = sorted({part.kind for stack in row.stacks for part in stack.parts}, reverse=True)
-            stacks = list(dict.fromkeys(stack.layers for stack in row.stacks))
+            kinds = {part.kind for stack in row.stacks for part in stack.parts}
+            units = sorted(kinds or {"heads", "filters"}, reverse=True)
+            stacks = list(dict.fromkeys(stack.layers for stack in row.stacks)) + list(row.inside or ())[:1]
             known.setdefault(
                 name, {"model_type": name, "supported": True, "units": units, "stacks": stacks, "note": row.note}
             )

@@ -102,7 +102,7 @@ def test_the_nearest_of_a_variant_of_t5_is_t5() -> None:
         ("altclip", "image-text towers", "clip"),
         ("sew", "speech", "wav2vec2"),
         ("glm4_moe", "dense", "qwen3"),
-        ("deepseek_ocr2", "dense", "qwen3"),
+        ("qwen3_vl_moe", "dense", "qwen3"),
     ],
 )
 def test_the_nearest_relative_of_an_unknown_family_is_of_its_kind(name: str, kind: str, nearest: str) -> None:

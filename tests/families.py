@@ -13,7 +13,9 @@ from torch import Tensor
 
 from tiny import batches_of
 
-Inputs = Literal["text", "seq2seq", "image", "both", "patches", "patches-both", "speech", "whisper", "moonshine"]
+Inputs = Literal[
+    "text", "seq2seq", "image", "both", "patches", "patches-both", "speech", "spectrogram", "whisper", "moonshine"
+]
 
 BERT = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "vocab_size": 60,
@@ -64,6 +66,25 @@ def _towers(kind: str) -> dict[str, Any]:
     }
 
 
+def _vision_language(kind: str, language: str, vision: dict[str, Any], **tokens: Any) -> Family:
+    """A language model with images, given texts alone."""
+    prefix = {"qwen2_vl": "Qwen2VL", "qwen2_5_vl": "Qwen2_5_VL", "paligemma": "PaliGemma", "internvl": "InternVL",
+              "smolvlm": "SmolVLM"}.get(kind, kind.capitalize())  # fmt: skip
+    text = LLAMA | {"model_type": language} | (MROPE if "vl" in language else {})
+    text |= {"sliding_window": 6} if language == "gemma3_text" else {}
+    return Family(kind, f"{prefix}ForConditionalGeneration", {"text_config": text, "vision_config": vision} | tokens)
+
+
+MROPE: dict[str, Any] = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 1, 2]}}
+SIGLIP = VISION | {"model_type": "siglip_vision_model", "projection_dim": 32}
+CLIP_VISION = VISION | {"model_type": "clip_vision_model"}
+QWEN2_VISION = {"depth": 1, "embed_dim": 16, "num_heads": 2, "patch_size": 4, "intermediate_size": 16}
+QWEN2_TOKENS = {
+    "image_token_id": 58, "video_token_id": 57, "vision_start_token_id": 56, "vision_end_token_id": 55,
+}  # fmt: skip
+GEMMA3_TOKENS = {
+    "boi_token_index": 57, "eoi_token_index": 58, "image_token_index": 59, "mm_tokens_per_image": 4,
+}  # fmt: skip
 ELECTRA = BERT | {"embedding_size": 32}
 DISTILBERT = {
     "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "vocab_size": 60, "max_position_embeddings": 40,
@@ -97,6 +118,14 @@ GPT_NEO = {
     "hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 48, "vocab_size": 60,
     "attention_types": [[["global", "local"], 1]], "window_size": 6, "max_position_embeddings": 40,
 } | SPECIAL  # fmt: skip
+XGLM = {
+    "d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48, "vocab_size": 60,
+    "max_position_embeddings": 40,
+} | SPECIAL  # fmt: skip
+AST = {
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48, "num_mel_bins": 8,
+    "max_length": 16, "patch_size": 4, "frequency_stride": 4, "time_stride": 4,
+}  # fmt: skip
 BEIT = VISION | {"use_relative_position_bias": True, "layer_scale_init_value": 0.5}
 
 FAMILIES: dict[str, Family] = {
@@ -202,18 +231,23 @@ FAMILIES |= {
     "gemma3_text": Family(
         "gemma3_text", "Gemma3ForCausalLM", LLAMA | {"sliding_window": 6, "sliding_window_pattern": 2}
     ),
-    "gemma3": Family(
-        "gemma3",
-        "Gemma3ForConditionalGeneration",
-        {
-            "text_config": LLAMA | {"model_type": "gemma3_text", "sliding_window": 6},
-            "vision_config": VISION | {"model_type": "siglip_vision_model"},
-            "boi_token_index": 57,
-            "eoi_token_index": 58,
-            "image_token_index": 59,
-            "mm_tokens_per_image": 4,
-        },
+    "gemma3": _vision_language("gemma3", "gemma3_text", SIGLIP, **GEMMA3_TOKENS),
+    "llava": _vision_language("llava", "llama", CLIP_VISION, image_token_index=59),
+    "paligemma": _vision_language("paligemma", "gemma", SIGLIP, image_token_index=59, projection_dim=32),
+    "mistral3": _vision_language(
+        "mistral3", "ministral3", VISION | {"model_type": "pixtral", "head_dim": 8}, image_token_index=59
     ),
+    "internvl": _vision_language(
+        "internvl", "qwen2", VISION | {"image_size": [16, 16], "patch_size": [4, 4]}, image_token_id=59
+    ),
+    "idefics3": _vision_language("idefics3", "llama", VISION, image_token_id=59),
+    "smolvlm": _vision_language("smolvlm", "llama", VISION, image_token_id=59),
+    "qwen2_vl": _vision_language("qwen2_vl", "qwen2_vl_text", QWEN2_VISION | {"hidden_size": 32}, **QWEN2_TOKENS),
+    "qwen2_5_vl": _vision_language(
+        "qwen2_5_vl", "qwen2_5_vl_text", QWEN2_VISION | {"hidden_size": 16, "out_hidden_size": 32}, **QWEN2_TOKENS
+    ),
+    "qwen2_vl_text": Family("qwen2_vl_text", "Qwen2VLTextModel", LLAMA | MROPE),
+    "qwen2_5_vl_text": Family("qwen2_5_vl_text", "Qwen2_5_VLTextModel", LLAMA | MROPE),
     "exaone4": Family("exaone4", "Exaone4ForCausalLM", LLAMA | {"sliding_window": 6, "sliding_window_pattern": 2}),
     "olmo2": Family("olmo2", "Olmo2ForCausalLM", LLAMA),
     "olmo3": Family("olmo3", "Olmo3ForCausalLM", LLAMA | {"sliding_window": 6}),
@@ -236,16 +270,48 @@ FAMILIES |= {
     "cohere": Family("cohere", "CohereForCausalLM", LLAMA | {"use_qk_norm": True}),
     "cohere2": Family("cohere2", "Cohere2ForCausalLM", LLAMA | {"sliding_window": 6}),
     "gptj": Family("gptj", "GPTJForCausalLM", GPT2 | {"rotary_dim": 4}, sdpa=False),
+    "umt5": Family("umt5", "UMT5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-gelu"}, "seq2seq"),
+    "layoutlm": Family("layoutlm", "LayoutLMForSequenceClassification", BERT | {"max_2d_position_embeddings": 8}),
+    "vit_msn": Family("vit_msn", "ViTMSNForImageClassification", VISION, "image"),
+    "ijepa": Family("ijepa", "IJepaModel", VISION, "image"),
+    "audio-spectrogram-transformer": Family(
+        "audio-spectrogram-transformer", "ASTForAudioClassification", AST, "spectrogram"
+    ),
+    "data2vec-audio": Family("data2vec-audio", "Data2VecAudioForSequenceClassification", SPEECH, "speech"),
+    "ministral3": Family("ministral3", "Ministral3ForCausalLM", LLAMA),
+    "cwm": Family("cwm", "CwmForCausalLM", LLAMA),
+    "jais2": Family("jais2", "Jais2ForCausalLM", LLAMA),
+    "apertus": Family("apertus", "ApertusForCausalLM", LLAMA),
+    "gte": Family("gte", "GteModel", BERT | {"pad_token_id": 1}),
+    "jina_embeddings_v3": Family("jina_embeddings_v3", "JinaEmbeddingsV3Model", BERT | {"pad_token_id": 1}),
+    "modernbert-decoder": Family("modernbert-decoder", "ModernBertDecoderForCausalLM", MODERNBERT),
+    "xglm": Family("xglm", "XGLMForCausalLM", XGLM, sdpa=False),
+    "biogpt": Family("biogpt", "BioGptForCausalLM", BERT | SPECIAL),
+    "gpt_bigcode": Family("gpt_bigcode", "GPTBigCodeForCausalLM", GPT2, heads=1),
+    "gpt_bigcode-mha": Family("gpt_bigcode", "GPTBigCodeForCausalLM", GPT2 | {"multi_query": False}),
     "gpt_neo": Family("gpt_neo", "GPTNeoForCausalLM", GPT_NEO, sdpa=False),
 }
+EVERY = frozenset(family.model_type for family in FAMILIES.values())
+# Their rows were written for transformers 5.22, and not tried with an older one, whose modules may have other names.
+SINCE_22 = {
+    "umt5", "layoutlm", "vit_msn", "ijepa", "audio-spectrogram-transformer", "data2vec-audio", "ministral3", "cwm",
+    "jais2", "apertus", "gte", "jina_embeddings_v3", "modernbert-decoder", "xglm", "biogpt", "gpt_bigcode",
+    "llava", "paligemma", "mistral3", "internvl", "idefics3", "smolvlm", "qwen2_vl", "qwen2_5_vl", "qwen2_vl_text",
+    "qwen2_5_vl_text",
+}  # fmt: skip
+_OLD = tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 22)
 FAMILIES = {
-    name: family for name, family in FAMILIES.items() if hasattr(transformers, family.cls)
-}  # not in an older one
+    name: family
+    for name, family in FAMILIES.items()
+    if hasattr(transformers, family.cls) and not (_OLD and family.model_type in SINCE_22)
+}
 # Their layers run the same edits as another family's of their row; what does not depend on the row is tested there.
 RELATIVES = {
     "ernie", "data2vec-text", "rembert", "dinov2_with_registers", "siglip2_text_model", "unispeech", "unispeech-sat",
     "pegasus", "m2m_100", "blenderbot", "blenderbot-small", "plbart", "smollm3", "olmo", "ministral", "helium",
     "seed_oss", "ernie4_5", "hunyuan_v1_dense", "arcee", "nemotron", "olmo3", "cohere2", "falcon-11b", "swin-padded",
+    "layoutlm", "vit_msn", "ijepa", "data2vec-audio", "ministral3", "cwm", "jais2", "biogpt",
+    "mistral3", "internvl", "idefics3", "smolvlm", "qwen2_vl_text", "qwen2_5_vl_text",
 }  # fmt: skip
 MAIN = (  # the others run the same modelling code, or the same edits, as one of these
     "bert", "distilbert", "mpnet", "deberta-v3", "modernbert", "albert", "vit", "beit", "dinov2-gated", "clip",
@@ -315,6 +381,8 @@ def tiny_batches(
         elif kind == "speech":
             mask = mask_of(80)
             batches.append({"input_values": torch.randn(size, 80, generator=generator) * mask, "attention_mask": mask})
+        elif kind == "spectrogram":
+            batches.append({"input_values": torch.randn(size, 16, 8, generator=generator)})
         elif kind == "whisper":
             batch = {"input_features": torch.randn(size, 8, 20, generator=generator)}
             batches.append(batch if "encoder" in name else batch | _decoder(size, mask_of(7), generator))

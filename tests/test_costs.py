@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from families import tiny_model
 from shearling.costs import (
     Limit,
     count_macs,
@@ -113,6 +115,25 @@ def test_the_whole_model_is_counted_by_running_it() -> None:
             eager, full_length(length=length)
         )
     assert model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("length", [5, 12, 20])
+def test_a_head_that_looks_for_the_end_token_finds_it_at_every_length(length: int) -> None:
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 60}
+    ends = {"eos_token_id": 1, "pad_token_id": 0, "decoder_start_token_id": 0}
+    model = transformers.T5ForSequenceClassification(transformers.T5Config(**sizes, **ends)).eval()
+    batch = full_length()
+    batch["input_ids"][:, -1] = 1
+    assert whole_macs(model, sample_of([batch]).some(1), {"input_ids": float(length)}) > 0
+
+
+@pytest.mark.parametrize("length", [18, 24, 40])
+def test_the_places_of_an_image_are_kept_at_every_length(length: int) -> None:
+    model = tiny_model("gemma3")
+    ids = torch.cat([torch.randint(5, 50, (1, 10)), torch.full((1, 4), 59), torch.randint(5, 50, (1, 10))], 1)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": torch.randn(1, 3, 16, 16)}
+    counted = whole_macs(model, sample_of([batch]).some(1), {"input_ids": float(length)})
+    assert counted - whole_macs(model, sample_of([batch]).some(1), {"input_ids": float(length - 1)}) > 0
 
 
 def test_counting_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shearling.engine.hooks import device_of, frozen, run, watched
+from shearling.engine.hooks import device_of, frozen, run, told_what_is_refused, watched
+from shearling.engine.noise import special_tokens
 from shearling.errors import ConstraintError
 from shearling.models.structure import Structure
 from shearling.models.sublayer import Sublayer
@@ -162,7 +163,7 @@ def sequence_lengths(structure: Structure, sample: Sample) -> list[float]:
     def on_input(number: int, h: Tensor) -> None:
         shapes[firsts[number]] = torch.Size((1, h.shape[:-1].numel()))  # tokens of the example, maybe in windows
 
-    with frozen(structure.model), torch.inference_mode(), watched(firsts, on_input):
+    with frozen(structure.model), torch.no_grad(), watched(firsts, on_input), told_what_is_refused(structure.model):
         run(structure.model, batch.to(device_of(structure.model)))
     ids = batch.inputs.get("input_ids")
     tokens = None if ids is None or ids.dim() != 2 else ids.shape[1]
@@ -192,10 +193,10 @@ def whole_macs(model: PreTrainedModel, batch: Batch, lengths: Mapping[str, float
 
     example = batch.pick(torch.tensor([0])).inputs
     for side in ("decoder_", ""):  # inputs of the encoder have no prefix
-        example = _of_length(example, side, round(lengths.get(f"{side}input_ids", 0)))
+        example = _of_length(example, side, round(lengths.get(f"{side}input_ids", 0)), special_tokens(model.config))
     here = {k: v.to(device_of(model)) for k, v in example.items()}
     # The counter misses fused attention on a CPU; this kernel consists of plain matrix products.
-    with frozen(model), torch.inference_mode(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+    with frozen(model), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(**here)
     return int(counter.get_total_flops()) // 2
 
@@ -242,14 +243,28 @@ class Counted:
         return self.rest + self.layers_of(student)
 
 
-def _of_length(inputs: dict[str, Tensor], side: str, length: int) -> dict[str, Tensor]:
-    """Cut or repeat the tokens of the encoder's or decoder's inputs to a length."""
+def _of_length(inputs: dict[str, Tensor], side: str, length: int, special: set[int]) -> dict[str, Tensor]:
+    """Cut or repeat the tokens of the encoder's or decoder's inputs to a length.
+
+    Special tokens stay, and are not repeated: some heads look for an end token, and an image has places of its own.
+    """
     ids = inputs.get(f"{side}input_ids")
     if ids is None or ids.dim() != 2:
         return inputs
     wide = ids.shape[1]
-    index = torch.arange(max(length, 1)) % wide
+    index = _places(ids[0].cpu(), max(length, 1), special)
     own = {k: v for k, v in inputs.items() if k.startswith("decoder_") is bool(side)}
     cut = {k: v[:, index.to(v.device)] if v.dim() == 2 and v.shape[1] == wide else v for k, v in own.items()}
     mask = f"{side}attention_mask"
     return inputs | cut | ({mask: torch.ones_like(cut[mask])} if mask in cut else {})
+
+
+def _places(ids: Tensor, length: int, special: set[int]) -> Tensor:
+    """[length]: which of the tokens [S] to take, in order."""
+    every = torch.arange(len(ids))
+    ordinary = every[~torch.isin(ids, torch.tensor(sorted(special), dtype=ids.dtype))]
+    if length <= len(ids):
+        dropped = ordinary[len(ordinary) - min(len(ids) - length, len(ordinary)) :]
+        return every[~torch.isin(every, dropped)][:length]
+    filling = ordinary[-1:] if len(ordinary) else every[-1:]
+    return torch.cat([every[:-1], filling.expand(length - len(ids)), every[-1:]])

@@ -141,7 +141,7 @@ def _seconds(
     Passes over the sample from a timed one; sums and solves from their operations and the measured speed.
     """
     batches = cut_batches(sample, device_of(structure.model), backward=True, logits=logits_per_token(structure.model))
-    with frozen(structure.model), torch.inference_mode(), kernels(structure.model, precision):
+    with frozen(structure.model), torch.no_grad(), kernels(structure.model, precision):
         began = time.perf_counter()
         run(structure.model, batches[len(batches) // 2], precision)
         forward = (time.perf_counter() - began) * (len(batches) + CHECKS)

@@ -131,7 +131,7 @@ def _some(structure: Structure, sample: Sample) -> Batch:
 def _difference(teacher: Structure, student: Structure, sample: Sample, masks: AbstractContextManager[None]) -> float:
     """Largest difference relative to the largest value; raises if it exceeds the dtype's tolerance."""
     batch = _some(teacher, sample)
-    with frozen(teacher.model), frozen(student.model), torch.inference_mode(), kernels(student.model, "float32"):
+    with frozen(teacher.model), frozen(student.model), torch.no_grad(), kernels(student.model, "float32"):
         small = _values(run(student.model, batch.to(device_of(student.model))))
         with masks:
             full = _values(run(teacher.model, batch.to(device_of(teacher.model))))

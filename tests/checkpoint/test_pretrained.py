@@ -1,4 +1,4 @@
-"""A language model in one GGUF file is named and pruned like a directory."""
+"""What a name may stand for: a directory, a GGUF file; and what cannot be pruned, told from its configuration."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import shearling
-from shearling.checkpoint.pretrained import load_model, load_tokenizer
+from shearling.checkpoint.pretrained import check_prunable, load_model, load_tokenizer
 from shearling.errors import ModelError
+from tiny import model_of
 
 WIDTH, HEADS, GROUPS, FILTERS, LAYERS = 32, 4, 2, 48, 2
 WORDS = ["<unk>", "<s>", "</s>", *(chr(97 + i) for i in range(26)), *(f"{chr(97 + i)}x" for i in range(10))]
@@ -76,3 +77,18 @@ def test_a_damaged_gguf_file_is_told(tmp_path: Path) -> None:
     (tmp_path / "bad.gguf").write_bytes(b"GGUF, or not")
     with pytest.raises(ModelError, match=r"Cannot load the model .*bad\.gguf"):
         load_model(str(tmp_path / "bad.gguf"), device="cpu")
+
+
+def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(ModelError, match="holds a PEFT adapter; merge it"):
+        load_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("method", ["gptq", "bitsandbytes", "compressed-tensors"])
+def test_packed_weights_are_refused_before_they_are_read(method: str, tmp_path: Path) -> None:
+    config = model_of("bert").config
+    config.quantization_config = {"quant_method": method}
+    config.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=rf"quantised \({method}\): prune the model that they were made from"):
+        check_prunable(str(tmp_path))

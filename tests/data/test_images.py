@@ -113,3 +113,18 @@ def test_classes_of_one_image_each_cannot_be_judged(pictures: Path, tmp_path: Pa
     assert run(["evaluate", str(tmp_path / "dense"), "--data", str(pictures)]) == 2
     assert "needs several of a class" in capfd.readouterr().err
     assert run(["evaluate", str(tmp_path / "dense"), "--data", str(pictures), "--mean", "half"]) == 2
+
+
+def test_sizes_and_columns_that_do_not_suit_are_told(pictures: Path, tmp_path: Path, capfd: Any) -> None:
+    tiny_model("vit").base_model.save_pretrained(tmp_path / "bare")
+    named = ["prune", str(tmp_path / "bare"), "--data", str(pictures), "--flops", "0.5", "--dry-run", "-q"]
+    assert run([*named, "--image-size", "15"]) == 2
+    assert "ViTModel does not take these examples: Input image size (15*15)" in capfd.readouterr().err
+    assert run([*named, "--image-size", "15", "--eval", str(pictures)]) == 2
+    assert "does not take these examples" in capfd.readouterr().err
+    assert run([*named, "--text-columns", "picture"]) == 2
+    assert "no column 'picture'" in capfd.readouterr().err
+
+
+def test_a_classifier_on_a_tower_has_its_size_there() -> None:
+    assert plain_images(tiny_model("clip").config, ImageOptions()).height == 16

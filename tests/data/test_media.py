@@ -16,7 +16,7 @@ from data.tiny import evaluate
 from families import WHISPER, tiny_model
 from shearling.checkpoint.pretrained import load_model
 from shearling.cli import run
-from shearling.data import as_rows, encode, read_rows
+from shearling.data import as_rows, encode, infer_task, read_rows
 from shearling.errors import DataError
 from shearling.exporters.table import FORMATS
 from shearling.workflows.compare import compare
@@ -155,6 +155,29 @@ def test_a_model_that_writes_what_it_hears(sounds: Path, tmp_path: Path, capsys:
     assert any("generated them" in note for note in record["warnings"])
     assert run(["evaluate", *named]) == 2
     assert "cannot be scored here" in capsys.readouterr().err
+
+
+def test_other_heads_are_pruned_from_a_folder_but_not_scored(
+    sounds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that spells what it hears (CTC) needs no task to be pruned and compared."""
+    tiny_model("wav2vec2-stable").save_pretrained(tmp_path / "model")
+    extractor = transformers.Wav2Vec2FeatureExtractor(sampling_rate=RATE, return_attention_mask=True)
+    extractor.save_pretrained(tmp_path / "model")
+    named, half = [str(tmp_path / "model"), "--data", str(sounds)], str(tmp_path / "half")
+    assert run(["prune", *named, "--flops", "0.6", "--out", half, "-q"]) == 0
+    assert run(["compare", str(tmp_path / "model"), half, "--data", str(sounds), "--json", "-q"]) == 0
+    assert json.loads(capsys.readouterr().out)["agreement"]["count"] > 6  # predictions of tokens, of 6 clips
+    assert run(["prune", *named, "--flops", "0.6", "--eval", str(sounds), "--dry-run", "-q"]) == 2
+    assert "Wav2Vec2ForCTC gives neither classes nor embeddings" in capsys.readouterr().err
+
+
+def test_a_bare_model_of_sound_is_judged_by_its_neighbours(sounds: Path, tmp_path: Path) -> None:
+    model = transformers.AutoModel.from_config(tiny_model("hubert").config)
+    assert infer_task(model).name == "knn"
+    extractor = transformers.Wav2Vec2FeatureExtractor(sampling_rate=RATE, return_attention_mask=True)
+    rows = as_rows([{"audio": path, "label": n % 2} for n, path in enumerate(read_rows(sounds).column("audio"))])
+    assert evaluate(model, extractor, rows).metric == "accuracy"
 
 
 def test_compare_models_of_sound(sounds: Path, tmp_path: Path) -> None:

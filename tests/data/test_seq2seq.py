@@ -17,7 +17,7 @@ import shearling
 from data.tiny import build, evaluate, t5_config, t5_tokenizer
 from shearling.cli import run
 from shearling.data import Rows, encode, find_task, infer_task
-from shearling.data.seq2seq import find_pair, flattened, prefix_of
+from shearling.data.seq2seq import find_pair, flattened, prefix_of, reading_of
 from shearling.errors import DataError, InputError
 
 SOURCES = ["the film was good", "anna lives in paris", "who was in the city ?", "a bad river , not a walk ."]
@@ -74,8 +74,27 @@ def test_columns_that_are_named_win_and_unclear_ones_are_refused() -> None:
         find_pair(rows, ["first", "second", "source"])
     with pytest.raises(DataError, match="--text-columns SOURCE,TARGET"):
         find_pair(Rows({name: ["a"] for name in ("first", "second", "third")}))
+    assert find_pair(Rows({"id": ["x1"], "text": ["a"]})) == ("text", None), "a key is no target"
+    assert find_pair(Rows({"id": ["x1"], "en": ["a"], "de": ["ein"]})) == ("en", "de")
+    assert find_pair(Rows({"en": ["a"], "id": ["satu"]})) == ("en", "id"), "Indonesian"
     nested = Rows({"translation": [{"en": "a", "de": "ein"}, {"en": "the", "de": "der"}]})
     assert flattened(nested).column("de") == ("ein", "der")
+
+
+@pytest.mark.parametrize("value", [["a", "b"], None, {"en": "a"}])
+def test_a_target_that_is_no_text_is_refused_and_not_generated(value: Any) -> None:
+    with pytest.raises(DataError, match=r"row 1 of column 'summary' .*targets must be texts"):
+        find_pair(Rows({"text": ["a"], "summary": [value]}))
+    assert find_pair(Rows({"text": ["a"], "label": [1]})) == ("text", None)
+    assert find_pair(Rows({"text": ["a"], "summary": [value]}), ["text"]) == ("text", None)
+
+
+def test_the_report_says_what_was_read() -> None:
+    config = t5_config(task_specific_params={"summarization": {"prefix": "summarize: "}})
+    rows = Rows({"text": ["a"], "summary": ["b"]})
+    said = "sources are the column 'text' with the prefix 'summarize: ', targets the column 'summary'"
+    assert reading_of(rows, config, None, None) == said
+    assert reading_of(rows, config, ["text"], None, prefix="") == "sources are the column 'text'"
 
 
 def test_prefixes_come_from_the_configuration_where_the_columns_tell() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import shearling
 import shearling.methods.surgeon
 from families import tiny_batches, tiny_model
 from shearling.engine.noise import noised, special_tokens, with_random_tokens
@@ -48,6 +49,20 @@ def test_random_tokens_go_into_about_every_other_text() -> None:
     assert (after[:, 3] == 7).all()  # it has a meaning
     assert int(after.max()) < model.get_input_embeddings().num_embeddings
     assert torch.equal(before, texts().inputs["input_ids"])  # the batch that was given is left alone
+
+
+@pytest.mark.parametrize("family", ["gemma3", "llava"])
+def test_the_places_of_an_image_stay(family: str) -> None:
+    """As many as the image has patches; a random token is none of them."""
+    model, places = tiny_model(family), {"gemma3": 4, "llava": 16}[family]
+    ids = torch.cat([torch.full((40, places), 59), texts(40, 20).inputs["input_ids"].clamp_max(56)], 1)
+    batch = Batch({"input_ids": ids, "pixel_values": torch.randn(40, 3, 16, 16)}, {}, torch.arange(40))
+    after = with_random_tokens(batch, 0.9, model).inputs["input_ids"]
+    assert torch.equal(after == 59, ids == 59)
+    assert not torch.equal(after, ids)
+    sample = [{"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": batch.inputs["pixel_values"]}]
+    pruned = shearling.prune(model, sample, flops=0.6, method=Surgeon(polish=1))
+    assert (pruned.report.check or 0) < 1e-3
 
 
 def test_a_text_is_changed_in_the_same_way_in_any_batch() -> None:

@@ -464,3 +464,14 @@ def test_ranges_and_numbers_are_made_where_the_model_is_unless_it_says_otherwise
         assert (number.device.type, number.dtype, number.dim()) == ("meta", torch.float64, 0)
         assert torch.tensor([1, 2]).device.type == "cpu"
     assert torch.arange(3).device.type == "cpu"
+
+
+def test_a_table_that_the_model_keeps_from_a_pass_can_be_trained_through() -> None:
+    """BEiT makes its index of positions once a process, maybe in a pass without gradients."""
+    model = tiny_model("beit")
+    for module in model.modules():
+        made = getattr(module, "generate_relative_position_index", None)
+        if hasattr(made, "cache_clear"):
+            made.cache_clear()  # another test may have called it
+    pruned = shearling.prune(model, tiny_batches("beit"), flops=0.5, method=shearling.Surgeon(polish=1))
+    assert pruned.report.polish is not None

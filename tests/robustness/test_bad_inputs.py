@@ -129,7 +129,7 @@ MODELS: dict[str, Case] = {
     ),
     "a quantised model": model(
         json_edit("config.json", lambda c: c.update({"quantization_config": {"quant_method": "gptq", "bits": 4}})),
-        "Cannot load",
+        "are quantised (gptq): prune the model that they were made from",
     ),
     "no tokenizer": model(lambda f: [path.unlink() for path in f.glob("tokenizer*")], "Cannot load a tokenizer"),
     "a damaged tokenizer": model(byte_edit(lambda b: b[:50], "tokenizer.json"), "Cannot load a tokenizer"),

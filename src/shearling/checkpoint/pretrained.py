@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
+ADAPTER = "adapter_config.json"
+UNPACKED = ("fp8", "mxfp4", "shearling")  # transformers turns them into ordinary weights; our checkpoints of 0.1
+
+
 def load_model(
     name: str,
     *,
@@ -78,6 +82,11 @@ def load_config(name: str, *, trust_remote_code: bool = False) -> Any:
     from transformers import AutoConfig
 
     path = Path(_transformer_of(name))
+    if (path / ADAPTER).is_file():
+        raise ModelError(
+            f"{name} holds a PEFT adapter; merge it into its model first: AutoPeftModelForCausalLM (or that of its "
+            "task).from_pretrained(...).merge_and_unload().save_pretrained(...)."
+        )
     if path.exists() and not (path / "config.json").is_file():
         raise ModelError(f"{name} has no config.json: it is not a model directory.")
     if path.exists():
@@ -95,9 +104,18 @@ def _transformer_of(name: str) -> str:
 
 
 def check_prunable(name: str, *, trust_remote_code: bool = False) -> None:
-    """Raise if the architecture is not supported; reads only the configuration."""
-    if not _is_gguf(name):  # its configuration is inside the file
-        check_supported(load_config(name, trust_remote_code=trust_remote_code))
+    """Raise if the architecture is not supported or its weights are packed; reads only the configuration."""
+    if _is_gguf(name):  # its configuration is inside the file
+        return
+    config = load_config(name, trust_remote_code=trust_remote_code)
+    check_supported(config)
+    packed = getattr(config, "quantization_config", None) or {}
+    method = packed.get("quant_method") if isinstance(packed, dict) else getattr(packed, "quant_method", None)
+    if packed and method not in UNPACKED:
+        raise ModelError(
+            f"The weights of {name} are quantised ({getattr(method, 'value', method)}): prune the model that they were "
+            "made from, and quantise the result."
+        )
 
 
 def is_remote(thing: Any) -> bool:

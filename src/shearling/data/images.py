@@ -66,7 +66,8 @@ def reader_of(name: str, model: Any, options: ImageOptions | None = None, *, tru
 
 def plain_images(config: Any, options: ImageOptions) -> PlainImages:
     """The processor with these options."""
-    size = options.size or getattr(config, "image_size", None)
+    own = getattr(config, "vision_config", None) or config  # a classifier on a tower of CLIP has both
+    size = options.size or getattr(own, "image_size", None)
     if size is None:
         raise InputError("The configuration does not say how large images are; give --image-size, such as 224.")
     height, width = size if isinstance(size, (list, tuple)) else (size, size)

@@ -84,8 +84,10 @@ class MediaEncoder(Encoder):
         return batch | {name: torch.from_numpy(values) for name, values in examples.values.items()}
 
     def _column(self, rows: Rows, medium: str) -> str:
-        given = list(self.text_columns or [])
-        for name in (*given, *_COLUMNS[medium]):
+        if self.text_columns:
+            rows.column(self.text_columns[0])  # raises if it is missing
+            return self.text_columns[0]
+        for name in _COLUMNS[medium]:
             if name in rows.names:
                 return name
         raise DataError(

@@ -11,10 +11,12 @@ import torch
 
 from shearling.data.batches import Tensors, Tokenized
 from shearling.data.columns import read_texts
+from shearling.data.languages import languages_of, spoken
 from shearling.data.rows import Rows
 from shearling.engine.decoder import shifted, target_of, write
 from shearling.engine.hooks import device_of
 from shearling.errors import DataError, ModelError
+from shearling.schema.rules import shown
 
 if TYPE_CHECKING:
     from shearling.data.encoder import Encoder
@@ -24,6 +26,7 @@ _SOURCES = ("source", "src", "article", "document", "dialogue", "input", "inputs
 _TARGETS = ("target", "targets", "tgt", "summary", "highlights", "output", "outputs", "completion", "response",
             "answer", "labels", "label")  # fmt: skip
 _SUMMARIES = ("summary", "highlights", "abstract", "headline")
+_KEYS = ("id", "idx", "index", "key", "guid", "uid", "uuid")  # of a row, often texts
 _LANGUAGE = re.compile(r"[a-z]{2,3}([_-][A-Za-z]{2,4})?")
 _PLAIN = "translation"  # a column of {language: text}
 
@@ -32,7 +35,7 @@ def find_pair(rows: Rows, text: Sequence[str] | None = None, label: str | None =
     """The columns of sources and targets; the latter is None if there are no targets.
 
     In this order: given names (`--text-columns source,target`, or `--label-column target`), well-known names, two
-    languages, the only two text columns.
+    languages, the only two text columns. Keys of rows do not count.
     """
     if text:
         given = [*text, *([label] if label else [])]
@@ -43,24 +46,37 @@ def find_pair(rows: Rows, text: Sequence[str] | None = None, label: str | None =
         return given[0], given[1] if len(given) == 2 else None
     if label:
         rows.column(label)
-    strings = [name for name in rows.names if isinstance(rows.column(name)[0], str) and name != label]
+    every = [name for name in rows.names if isinstance(rows.column(name)[0], str) and name != label]
+    strings = [name for name in every if name.lower() not in _KEYS]
     source = next((name for name in _SOURCES if name in strings), None)
     target = label or next((name for name in _TARGETS if name in strings and name != source), None)
+    if target is None:
+        _check_no_target(rows)
     if source is None and target is not None:
         source = next((name for name in strings if name != target), None)
+    languages = [name for name in (every if len(strings) < 2 else strings) if _LANGUAGE.fullmatch(name)]
+    if source is None and len(languages) == 2:
+        source, target = languages[0], languages[1]
     if source is None and len(strings) in (1, 2):
         source = strings[0]
     if source is not None and target is None and len(strings) == 2:
         target = next(name for name in strings if name != source)
-    languages = [name for name in strings if _LANGUAGE.fullmatch(name)]
-    if source is None and len(languages) == 2:
-        source, target = languages[0], languages[1]
     if source is None:
         raise DataError(
             f"task seq2seq looks for a source and a target, and {rows.source} has {list(rows.names)}; name them: "
             "--text-columns SOURCE,TARGET, or --text-columns SOURCE alone"
         )
     return source, target
+
+
+def _check_no_target(rows: Rows) -> None:
+    """Raise if a column that is named like a target holds no text; classes may be numbers."""
+    for name in _TARGETS:
+        if name in rows.names and name not in ("labels", "label"):
+            raise DataError(
+                f"row 1 of column {name!r} of {rows.source} holds {shown(rows.column(name)[0])}; targets must be "
+                "texts. Make them texts, or name the source alone: --text-columns SOURCE"
+            )
 
 
 def flattened(rows: Rows) -> Rows:
@@ -84,14 +100,30 @@ def prefix_of(config: Any, source: str, target: str | None) -> str:
     return next(iter(prefixes.values())) if len(prefixes) == 1 else ""
 
 
+def reading_of(
+    rows: Rows, config: Any, text: Sequence[str] | None, label: str | None, prefix: str | None = None
+) -> str:
+    """The columns and the prefix that are used, in words."""
+    source, target = find_pair(flattened(rows), text, label)
+    used = prefix_of(config, source, target) if prefix is None else prefix
+    first = f"sources are the column {source!r}" + (f" with the prefix {used!r}" if used else "")
+    return f"{first}, targets the column {target!r}" if target else first
+
+
 def tokenize_pairs(encoder: Encoder, rows: Rows) -> Tokenized:
     """Encoder inputs of sources, decoder inputs of targets, and labels if wanted."""
     rows = flattened(rows)
     source, target = find_pair(rows, encoder.text_columns, encoder.label_column)
     prefix = prefix_of(encoder.config, source, target) if encoder.prefix is None else encoder.prefix
-    if prefix and encoder.prefix is None:
-        _log.info("sources get the prefix %r of the model's configuration; --prefix changes it", prefix)
     texts = [text if text.startswith(prefix) else prefix + text for text in read_texts(rows, source)]
+    same = target in _SUMMARIES
+    languages = languages_of(encoder.tokenizer, encoder.model, source, target, same=same)
+    with spoken(encoder.tokenizer, encoder.model, languages):
+        return _tokenized(encoder, rows, texts, source, target)
+
+
+def _tokenized(encoder: Encoder, rows: Rows, texts: list[str], source: str, target: str | None) -> Tokenized:
+    """Encoder inputs of these sources, and decoder inputs and labels of the target column."""
     tokens = dict(encoder.embed(texts).tokens)
     if target is None:
         if encoder.labels == "require":

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from shearling.errors import InputError, ModelError
+from shearling.errors import DataError, InputError, ModelError
 from shearling.sample.read import reads_targets
 
 if TYPE_CHECKING:
@@ -134,6 +134,7 @@ TASKS: dict[str, Task] = {
 _HEADS: tuple[tuple[str, Kind], ...] = (
     ("ForSequenceClassification", "classification"),
     ("ForImageClassification", "classification"),
+    ("ForImageClassificationWithTeacher", "classification"),
     ("ForAudioClassification", "classification"),
     ("ForTokenClassification", "token-classification"),
     ("ForQuestionAnswering", "question-answering"),
@@ -142,6 +143,11 @@ _HEADS: tuple[tuple[str, Kind], ...] = (
     ("LMHeadModel", "lm"),
     ("Model", "embedding"),
 )
+# Heads for images and audio whose outputs no metric here reads.
+_UNSCORED = (
+    "ForCTC", "ForXVector", "ForAudioFrameClassification", "ForPreTraining", "ForMaskedImageModeling", "Backbone",
+    "ForSemanticSegmentation", "ForObjectDetection", "ForDepthEstimation",
+)  # fmt: skip
 
 
 def find_task(name: Task | str) -> Task:
@@ -162,13 +168,13 @@ def _letters(name: str) -> str:
 
 
 def infer_task(model: PreTrainedModel) -> Task:
-    """The generic task of the model's head."""
-    name = type(model).__name__
+    """The generic task of the model's head; for images and audio, any head can be pruned, if not scored."""
+    name, texts = type(model).__name__, model.main_input_name == "input_ids"
     kind = next((kind for ending, kind in _HEADS if name.endswith(ending)), None)
-    if reads_targets(model) and (kind is None or model.main_input_name == "input_ids"):
+    if reads_targets(model) and (kind is None or texts):
         kind = "seq2seq"
-    elif kind == "embedding" and model.main_input_name == "pixel_values":
-        kind = "knn"
+    elif kind in (None, "embedding") and not texts:
+        kind = "knn" if kind else "embedding"  # of a task that reads no labels
     if kind is None:
         raise ModelError(f"the head of {name} does not say its task; pass --task, one of {', '.join(TASKS)}")
     if kind == "classification":
@@ -186,6 +192,15 @@ def task_of(model: PreTrainedModel, asked: Task | str | None) -> Task:
 def several_labels(config: PretrainedConfig) -> bool:
     """Whether an example has several labels at once, which no task here reads."""
     return getattr(config, "problem_type", None) == "multi_label_classification"
+
+
+def check_scored(model: PreTrainedModel | None) -> None:
+    """Raise if no metric here reads what the model's head gives."""
+    if type(model).__name__.endswith(_UNSCORED) and getattr(model, "main_input_name", "input_ids") != "input_ids":
+        raise DataError(
+            f"{type(model).__name__} gives neither classes nor embeddings, and what it gives cannot be scored here; "
+            "compare it yourself. Pruning works without --eval."
+        )
 
 
 def check_head(model: PreTrainedModel, task: Task) -> None:

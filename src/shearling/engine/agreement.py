@@ -84,7 +84,7 @@ def answers(model: Any, sample: Sample) -> Answers:
     device = device_of(model)
     kind: Kind = "equal"
     for attempt in batches_that_fit(sample, device, backward=False, logits=logits_per_token(model)):
-        with attempt as batches, frozen(model), torch.inference_mode(), kernels(model, "tf32"):
+        with attempt as batches, frozen(model), torch.no_grad(), kernels(model, "tf32"):
             parts: list[Tensor] = []
             order: list[Tensor] = []
             for batch in batches:

@@ -31,7 +31,7 @@ Solve = Callable[[Moments, Moments], Map]  # (fit, held out)
 def layer_maps(structure: Structure, batches: Sequence[Batch], solve: Solve, precision: Precision) -> list[list[Map]]:
     """Per stack and layer, the linear map from the layer's input to its output, over real tokens."""
     found: list[list[Map]] = []
-    with frozen(structure.model), torch.inference_mode(), kernels(structure.model, precision):
+    with frozen(structure.model), torch.no_grad(), kernels(structure.model, precision):
         here = [batch.held_out_last().to(device_of(structure.model)) for batch in batches]
         for stack in structure.stacks:
             run = start_run(structure.model, stack, here, precision)
@@ -65,7 +65,7 @@ def divergences_without(
     """
     model = structure.model
     totals = [0.0] * len(options)
-    with frozen(model), torch.inference_mode(), kernels(model, precision):
+    with frozen(model), torch.no_grad(), kernels(model, precision):
         for batch in batches:
             here = batch.to(device_of(model))
             outputs, wanted = _recorded(structure, here, precision)

@@ -8,6 +8,7 @@ what its decoder sees in use.
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,17 @@ from shearling.sample.read import MASK, reads_targets
 from shearling.sample.sample import Column, Group, Sample
 
 LONGEST = 128  # tokens of a generated target
+_START = "_shearling_start"
+
+
+def set_start(model: Any, options: Mapping[str, int]) -> None:
+    """Attach options of generation that choose the decoder's first tokens, such as a language; copies keep them."""
+    object.__setattr__(model, _START, dict(options))
+
+
+def start_of(model: Any) -> dict[str, int]:
+    """The options attached by `set_start`; none by default."""
+    return dict(getattr(model, _START, {}))
 
 
 def with_targets(model: Any, sample: Sample) -> Sample:
@@ -63,7 +75,7 @@ def _check_decoder(model: Any, sample: Sample) -> None:
     if not getattr(model.config, "is_encoder_decoder", False):
         return
     try:
-        with frozen(model), torch.inference_mode():
+        with frozen(model), torch.no_grad():
             run(model, sample.some(1).to(device_of(model)))
     except ValueError as error:
         raise DataError(
@@ -72,8 +84,13 @@ def _check_decoder(model: Any, sample: Sample) -> None:
         ) from error
 
 
-def write(model: Any, inputs: dict[str, Tensor], longest: int = LONGEST) -> Tensor:
-    """[B, T]: greedily generated tokens, including the decoder's start token, then padding."""
+def write(
+    model: Any, inputs: dict[str, Tensor], longest: int = LONGEST, start: Mapping[str, int] | None = None
+) -> Tensor:
+    """[B, T]: greedily generated tokens, including the decoder's start token, then padding.
+
+    start  options that choose the first tokens; default: those attached to the model
+    """
     config = copy.deepcopy(model.generation_config)
     for name in ("num_beams", "num_beam_groups", "early_stopping", "length_penalty", "do_sample", "temperature",
                  "top_p", "top_k", "max_length", "penalty_alpha", "typical_p"):  # fmt: skip
@@ -81,8 +98,9 @@ def write(model: Any, inputs: dict[str, Tensor], longest: int = LONGEST) -> Tens
             setattr(config, name, None)  # options of beam search and sampling
     positions = getattr(model.config, "max_target_positions", None) or positions_of(model.config)  # Whisper: two kinds
     longest = min(longest, (positions or longest + 1) - 1)
+    config.update(**(start_of(model) if start is None else start))
     config.update(do_sample=False, num_beams=1, use_cache=True, max_new_tokens=longest, pad_token_id=_pad(model))
-    with frozen(model), torch.inference_mode(), quiet_transformers():
+    with frozen(model), torch.no_grad(), quiet_transformers():
         return torch.as_tensor(model.generate(**inputs, generation_config=config)).clone()
 
 

@@ -123,7 +123,7 @@ def divergences_between(
     changed  the context in which the student runs, such as with masks; it may be the same model
     """
     parts: list[Tensor] = []
-    with frozen(teacher), frozen(student), torch.inference_mode(), kernels(teacher, precision):
+    with frozen(teacher), frozen(student), torch.no_grad(), kernels(teacher, precision):
         for batch in batches:
             here = batch.to(device_of(teacher))
             wanted = run(teacher, here, precision)

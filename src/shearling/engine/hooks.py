@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shearling.engine.precision import Precision, half_precision
+from shearling.engine.precision import Precision, half_precision, suited
+from shearling.errors import DataError, InputError
 from shearling.models.structure import Structure
 from shearling.models.sublayer import Sublayer
 from shearling.sample.batch import Batch
@@ -60,8 +61,19 @@ def device_of(model: nn.Module) -> torch.device:
 
 def run(model: nn.Module, batch: Batch, precision: Precision = "float32") -> Any:
     """One forward pass, without labels."""
-    with half_precision(model, precision):
+    with half_precision(model, suited(model, precision)):
         return model(**batch.inputs, return_dict=True)
+
+
+@contextmanager
+def told_what_is_refused(model: nn.Module) -> Iterator[None]:
+    """Turn a ValueError of the model's own code, which checks sizes of its inputs, into a DataError."""
+    try:
+        yield
+    except InputError:
+        raise
+    except ValueError as error:
+        raise DataError(f"{type(model).__name__} does not take these examples: {error}") from error
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from shearling.engine.hooks import by_example, run, split_call
 from shearling.engine.memory import free_bytes
-from shearling.engine.precision import Precision, half_precision
+from shearling.engine.precision import Precision, half_precision, suited
 from shearling.models.structure import Stack
 from shearling.sample.batch import Batch
 
@@ -200,6 +200,7 @@ def returning(module: nn.Module, output: Any) -> AbstractContextManager[None]:
 
 def start_run(model: nn.Module, stack: Stack, batches: Sequence[Batch], precision: Precision) -> LayerwiseRun:
     """Capture the inputs of a stack. If all layers have equal arguments, later batches run only to the first layer."""
+    precision = suited(model, precision)
     started = LayerwiseRun(HiddenStates(), [], precision)
     alike = False
     for batch in batches:

@@ -25,7 +25,8 @@ def noised(tokens: Tensor, movable: Tensor, share: float, generator: torch.Gener
 def special_tokens(config: Any) -> set[int]:
     """The special token ids in a configuration and its sub-configurations."""
     parts = [config, *(getattr(config, name) for name in getattr(config, "sub_configs", {}) if hasattr(config, name))]
-    values = [value for part in parts if part for name, value in vars(part).items() if name.endswith("_token_id")]
+    ends = ("_token_id", "_token_index")  # the latter of images
+    values = [value for part in parts if part for name, value in vars(part).items() if name.endswith(ends)]
     return {one for value in values for one in (value if isinstance(value, list) else [value]) if isinstance(one, int)}
 
 
@@ -40,5 +41,8 @@ def with_random_tokens(batch: Batch, share: float, model: Any) -> Batch:
     special = torch.tensor(sorted(special_tokens(model.config)), device=ids.device)
     chosen = (text < 0.5) & (token < share) & ~torch.isin(ids, special)
     known = model.get_input_embeddings().num_embeddings
-    mixed = torch.where(chosen, (known * other).to(ids.dtype), ids)
+    random = (known * other).to(ids.dtype)
+    if "pixel_values" in batch.inputs:
+        chosen &= ~torch.isin(random, special)  # an image fills as many places as it has tokens
+    mixed = torch.where(chosen, random, ids)
     return replace(batch, inputs={**batch.inputs, "input_ids": mixed}, remembered={})

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from shearling.models.structure import check_supported
+
 # Of matrix products in passes over the sample, if the hardware has it: TF32 on GPUs, bfloat16 also on some CPUs.
 Precision = Literal["float32", "tf32", "bfloat16"]
 DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -79,9 +81,15 @@ def cpu_has_bfloat16() -> bool:
     return known and capability == "AVX512"
 
 
+def suited(model: nn.Module, precision: Precision) -> Precision:
+    """The requested precision, or float32 where the family's code does not run under an autocast to bfloat16."""
+    config = getattr(model, "config", None)
+    return "float32" if precision == "bfloat16" and config and not check_supported(config).half else precision
+
+
 def used_precision(model: nn.Module, precision: Precision) -> str:
-    """The precision actually used: the model's own if the device does not support the requested one."""
-    parameter = next(model.parameters())
+    """The precision actually used: the model's own if the device or the family does not support the requested one."""
+    parameter, precision = next(model.parameters()), suited(model, precision)
     if parameter.dtype == torch.float32:
         if precision == "bfloat16" and has_bfloat16(parameter.device):
             return precision

@@ -63,7 +63,7 @@ def damaged_sublayers(
     Layers before the first pruned one are skipped. After removed layers, the next layer is repaired against its own
     teacher layer, and so takes over what they added to the residual.
     """
-    with frozen(teacher.model), frozen(student.model), torch.inference_mode(), kernels(teacher.model, precision):
+    with frozen(teacher.model), frozen(student.model), torch.no_grad(), kernels(teacher.model, precision):
         here = [batch.held_out_last().to(device_of(teacher.model)) for batch in batches]
         if states is not None:
             states.start(here)
@@ -86,7 +86,7 @@ def _places(
         run_t = start_run(teacher.model, dense, batches, precision)
         # The first stack's inputs are embeddings, which are not pruned; a decoder reads the pruned encoder.
         if number == 0 or not damaged:
-            run_s = LayerwiseRun(run_t.hidden.copy(), _calls_of(pruned, run_t.calls), precision)
+            run_s = LayerwiseRun(run_t.hidden.copy(), _calls_of(pruned, run_t.calls), run_t.precision)
         else:
             run_s = start_run(student.model, pruned, batches, precision)
         kind = _SharedPair if pruned.repeats > 1 else _Pair

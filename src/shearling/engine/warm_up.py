@@ -16,7 +16,7 @@ def warm_up(device: torch.device) -> None:
 
 def _touch_libraries(device: torch.device) -> None:
     """One small problem for each library that the stages use."""
-    with suppress(RuntimeError), torch.cuda.device(device), torch.inference_mode():
+    with suppress(RuntimeError), torch.cuda.device(device), torch.no_grad():
         small = torch.eye(16, dtype=torch.float64, device=device)[None].repeat(2, 1, 1)
         factor, _ = torch.linalg.cholesky_ex(small)
         torch.cholesky_solve(small, factor)

@@ -208,7 +208,9 @@ def choices(outputs: Any, batch: dict[str, Tensor], read: OutputReader) -> Tenso
     if head == "tokens":
         counted = batch["labels"] != IGNORED if "labels" in batch else real
         best = logits.argmax(-1)
-        return (best if counted is None else best[counted.bool()]).reshape(-1, 1)
+        if counted is not None and counted.shape == best.shape:  # a mask over samples of sound is not one over frames
+            best = best[counted.bool()]
+        return best.reshape(-1, 1)
     return torch.as_tensor(logits if head == "number" else logits.argmax(-1, keepdim=True))
 
 
@@ -241,5 +243,5 @@ def _times(models: Sequence[PreTrainedModel], batches: Sequence[dict[str, Tensor
         partial(model, **{name: tensor.to(device_of(model)) for name, tensor in batch.items()})
         for model, batch in zip(models, batches, strict=True)
     ]
-    with frozen(models[0]), frozen(models[1]), torch.inference_mode():
+    with frozen(models[0]), frozen(models[1]), torch.no_grad():
         return in_turns(runs, device_of(models[0]))

@@ -21,7 +21,7 @@ from shearling.data.tasks import Task, check_head, task_of
 from shearling.engine.decoder import write
 from shearling.engine.distributed import on_first
 from shearling.engine.head import ENDS, head_of
-from shearling.engine.hooks import device_of, frozen
+from shearling.engine.hooks import device_of, frozen, told_what_is_refused
 from shearling.engine.progress import Progress, silent
 from shearling.errors import DataError, InputError, ModelError
 from shearling.evaluation.scores import Evaluation as Evaluation
@@ -165,9 +165,11 @@ def predict(
             inputs = {name: tensor for name, tensor in moved.items() if name not in LABELS}
             if isinstance(read, Writer):
                 source = {name: tensor for name, tensor in inputs.items() if not name.startswith("decoder_")}
-                part = write(model, source, read.longest)[..., None]
+                part = write(model, source, read.longest, read.start)[..., None]
             else:
-                part = read(forward(**inputs), moved)
+                with told_what_is_refused(model):
+                    outputs = forward(**inputs)
+                part = read(outputs, moved)
             parts.append(part.float().cpu())
             progress(done, len(batches))
     return _in_order(parts, batches)

@@ -19,7 +19,8 @@ from shearling.data.lm import fills_blanks
 from shearling.data.retrieval import Judged, candidates, judged
 from shearling.data.rows import Rows
 from shearling.data.squad import decode, read_answers
-from shearling.data.tasks import Kind, Task
+from shearling.data.tasks import Kind, Task, check_scored
+from shearling.engine.decoder import start_of
 from shearling.engine.losses import token_losses
 from shearling.errors import DataError
 from shearling.evaluation import metrics
@@ -31,9 +32,13 @@ OutputReader = Callable[[Any, Tensors], torch.Tensor]
 
 @dataclass(frozen=True)
 class Writer:
-    """Instead of a reader: generate up to `longest` tokens with an encoder-decoder, [examples, tokens, 1]."""
+    """Instead of a reader: generate up to `longest` tokens with an encoder-decoder, [examples, tokens, 1].
+
+    start  options that choose the first tokens, such as a language
+    """
 
     longest: int
+    start: Mapping[str, int]
 
 
 # Runs the model on batches and returns predictions in the order of the data; default reader: `output_reader`.
@@ -143,6 +148,7 @@ class Questions:
 
 def score(asked: Questions, run: Predict) -> Evaluation:
     """Run the model on the rows and score its predictions."""
+    check_scored(asked.encoder.model)
     return _SCORERS[asked.task.kind](asked, run)
 
 
@@ -344,7 +350,7 @@ def _score_targets(asked: Questions, run: Predict) -> Evaluation:
 def _rouge(asked: Questions, run: Predict) -> float:
     """Mean ROUGE-L of greedily generated texts against the targets, both decoded by the tokenizer."""
     tokenizer, wanted = asked.encoder.tokenizer, asked.examples.tokens["labels"]
-    written = run(asked.batches(), Writer(max(map(len, wanted))))[..., 0].long()
+    written = run(asked.batches(), Writer(max(map(len, wanted)), start_of(asked.encoder.model)))[..., 0].long()
     texts = tokenizer.batch_decode(written.tolist(), skip_special_tokens=True)
     gold = tokenizer.batch_decode(list(wanted), skip_special_tokens=True)
     return float(np.mean([metrics.rouge_l(*pair) for pair in zip(gold, texts, strict=True)]))

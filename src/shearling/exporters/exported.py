@@ -30,7 +30,7 @@ def open_runner(path: Path) -> Runner:
         module = torch.export.load(path).module()
 
     def run(inputs: Inputs) -> Outputs:
-        with torch.inference_mode():
+        with torch.no_grad():
             return {name: tensor.numpy() for name, tensor in module(**inputs).items()}
 
     return run

@@ -33,7 +33,7 @@ def round_layers(model: PreTrainedModel, calibration: Sequence[Inputs], grid: Gr
     structure = structure_of(model)
     batches = sample_of(list(calibration)).cut(TOKENS)
     scales: Scales = {}
-    with frozen(model), torch.inference_mode():
+    with frozen(model), torch.no_grad():
         for stack in structure.stacks:
             run = start_run(model, stack, batches, "float32")
             for depth in range(len(stack.sublayers)):

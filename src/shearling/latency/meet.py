@@ -170,7 +170,7 @@ def measure_ratio(dense: PreTrainedModel, pruned: PreTrainedModel, table: Table,
     def ratio() -> float:
         models = [model if model.dtype == dtype else copy.deepcopy(model).to(dtype) for model in (dense, pruned)]
         example = example_inputs(models[0], table.batch_size, table.seq_len)
-        with using_threads(threads), frozen(models[0]), frozen(models[1]), torch.inference_mode():
+        with using_threads(threads), frozen(models[0]), frozen(models[1]), torch.no_grad():
             full, less = in_turns([runner(model, example, runtime) for model in models], device_of(models[0]))
         return less.median / full.median
 

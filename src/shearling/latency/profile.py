@@ -69,7 +69,7 @@ def profile(
     else:
         example = placed(inputs, model)
         batch_size, seq_len = shape_of_inputs(example)
-    with using_threads(threads), frozen(model), torch.inference_mode():
+    with using_threads(threads), frozen(model), torch.no_grad():
         bench = _Bench(example, device_of(model), runtime)
         bench.reference = partial(with_units(structure, None, 0).eval(), **example) if bench.two_sided else None
         shapes = shapes_of(structure)

@@ -103,6 +103,7 @@ MODERNBERT = (
     _attention("attn", Fused("Wqkv", 3), "Wo", residual="attn_norm", counters=()),
     _mlp("mlp", Fused("Wi", 2), "Wo", residual="mlp_norm"),
 )
+MODERNBERT_DECODER = (_attention("attn", _QKV, "Wo", residual="attn_norm", counters=()), MODERNBERT[1])
 ALBERT = (
     # The core contains the LayerNorm too, so it must stay.
     _attention("attention", "query key value", "dense", counters=_BERT_COUNTERS, floor=1),
@@ -173,6 +174,10 @@ def fairseq(*, pre_norm: bool, across: bool = False) -> tuple[Part, ...]:
     return (heads, cross, ffn) if across else (heads, ffn)
 
 
+XGLM = fairseq(pre_norm=True)
+XGLM = (replace(XGLM[0], counters=("self_attn.num_heads", "self_attn.embed_dim")), XGLM[1])
+
+
 def t5(*, across: bool = False) -> tuple[Part, ...]:
     """The layers of T5's encoder, or of its decoder with cross-attention."""
     heads = _t5_heads("layer.0.SelfAttention", Pick("position_bias", made_by="compute_bias", returned=1))
@@ -195,10 +200,22 @@ def _t5_heads(core: str, pick: Pick) -> Part:
     )
 
 
+def umt5(*, across: bool = False) -> tuple[Part, ...]:
+    """The layers of umT5: as T5's, but each has a position bias of its own."""
+    heads, *rest = t5(across=across)
+    table = Along("layer.0.SelfAttention.relative_attention_bias.weight", 1)
+    return replace(heads, pick=None, returns=2, own=(table,)), *(
+        replace(p, pick=None, returns=2) if p.across else p for p in rest
+    )
+
+
 GPT2 = (
     _attention("attn", Fused("c_attn", 3), "c_proj", residual="ln_1", counters=("num_heads", "split_size")),
     _mlp("mlp", "c_fc", "c_proj", residual="ln_2"),
 )
+_BIGCODE = replace(GPT2[0], inputs=("attn.c_attn",))
+GPT_BIGCODE = (replace(_BIGCODE, inputs=(Fused("attn.c_attn", 3),)), GPT2[1])
+GPT_BIGCODE_MANY = (_BIGCODE, GPT2[1])  # each head's query, key and value rows are adjacent
 LLAMA_HEADS = _attention("self_attn", _QKV, "o_proj", residual="input_layernorm", counters=())
 LLAMA = (LLAMA_HEADS, _mlp("mlp", "gate_proj up_proj", "down_proj", residual="post_attention_layernorm"))
 GRANITE = tuple(replace(part, scale="residual_multiplier") for part in LLAMA)
@@ -253,6 +270,11 @@ GPT_NEO = (
     _mlp("mlp", "c_fc", "c_proj", residual="ln_2"),
 )
 NOMIC = tuple(replace(part, residual="") for part in LLAMA)
+JINA_V3 = (NOMIC[0], _mlp("mlp", "fc1", "fc2"))
+APERTUS = (
+    replace(LLAMA_HEADS, residual="attention_layernorm"),
+    _mlp("mlp", "up_proj", "down_proj", residual="feedforward_layernorm"),
+)
 MOONSHINE_HEADS = replace(LLAMA_HEADS, counters=("self_attn.config.num_key_value_heads",))
 MOONSHINE = (MOONSHINE_HEADS, _mlp("mlp", "fc1", "fc2", residual="post_attention_layernorm"))
 MOONSHINE_DECODER = (

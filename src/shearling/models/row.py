@@ -165,10 +165,15 @@ class Row:
     refuses  (configuration field, its largest supported value, why more cannot be pruned)
     note     remark for `shearling architectures`
     uneven   why the family has no stock shapes, if it has none
+    half     whether the modelling code runs under an autocast to bfloat16
+    inside   of a model around a language model: (its path, the field of its configuration); the stacks are then those
+             of its own family, with the path in front
     """
 
     model_types: tuple[str, ...]
-    stacks: tuple[StackRow, ...]
+    stacks: tuple[StackRow, ...] = ()
     refuses: tuple[tuple[str, int, str], ...] = ()
     note: str = ""
     uneven: str = ""
+    half: bool = True
+    inside: tuple[str, str] | None = None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from shearling.errors import UnsupportedArchitecture
-from shearling.models.refused import EXPERTS, NEAREST, UNSUPPORTED, kind_of
+from shearling.models.refused import EXPERTS, NEAREST, UNSUPPORTED, ModelKind, kind_of
 from shearling.models.row import Part, Row, StackRow
 from shearling.models.sublayer import Sublayer, find, linear_shape
 from shearling.models.table import ROWS
@@ -175,10 +175,17 @@ def check_supported(config: Any) -> Row:
     for field, most, reason in row.refuses:
         if (getattr(config, field, 0) or 0) > most:
             raise UnsupportedArchitecture(
-                f"This {config.model_type} has {reason} ({field}={getattr(config, field)}). "
-                "`shearling architectures` lists what is supported."
+                f"This {config.model_type} has {reason} ({field}={getattr(config, field)}){_near(kind_of(config))}"
             )
-    return row
+    return _around(row, config) if row.inside else row
+
+
+def _around(row: Row, config: Any) -> Row:
+    """The row of a model around a language model, with the stacks of the language model's family."""
+    path, field = row.inside or ("", "")
+    inner = check_supported(getattr(config, field))
+    stacks = tuple(replace(stack, layers=f"{path}.{stack.layers}", config=field) for stack in inner.stacks)
+    return replace(row, stacks=stacks, half=inner.half, uneven=inner.uneven)
 
 
 def _refusal(config: Any) -> UnsupportedArchitecture:
@@ -188,9 +195,14 @@ def _refusal(config: Any) -> UnsupportedArchitecture:
     kind = refused.kind if refused else kind_of(config)
     reason = refused.reason if refused else EXPERTS if kind == "mixture of experts" else ""
     why = f"'{name}' is not supported: {reason}" if reason else f"No row for the architecture '{name}'"
-    near = refused.nearest if refused and refused.nearest else NEAREST[kind]
-    return UnsupportedArchitecture(
-        f"{why}; the nearest that is supported is '{near}' ({kind}). "
+    return UnsupportedArchitecture(f"{why}{_near(kind, refused.nearest if refused else '')}")
+
+
+def _near(kind: ModelKind, name: str = "") -> str:
+    """The end of a refusal: the nearest supported family, by default that of the kind."""
+    what = "dense" if kind == "mixture of experts" else kind
+    return (
+        f"; the nearest that is supported is '{name or NEAREST[kind]}' ({what}). "
         "`shearling architectures` lists all of them; docs/adding-an-architecture.md shows how to add one."
     )
 

@@ -30,8 +30,10 @@ _DECODER = _TARGETS | {
 _POOLED: dict[str, Any] = {"mask": "", "filters": ""}
 _PATCHES: dict[str, Any] = {"mask": "pixel_attention_mask", "filters": ""}
 _LLAMA: dict[str, Any] = {"keep_first": 1, "head_size": "head_dim"}
+_GPT2: dict[str, Any] = {"keep_first": 1, "filters": "n_inner", "depth": "n_layer"}
 _FALCON: dict[str, Any] = {"keep_first": 1, "filters": "ffn_hidden_size"}
 _T5: dict[str, Any] = {"keep_first": 1, "first": True, "filters": "d_ff"}
+_UMT5: dict[str, Any] = {"keep_first": 1, "filters": "d_ff"}
 _SPEECH: dict[str, Any] = {"frames": "_get_feature_vector_attention_mask", "unless": "use_weighted_layer_sum"}
 _DINOV2_WIDTHS: dict[str, Any] = {
     "not use_swiglu_ffn": {"filters": "mlp_ratio", "times": "hidden_size"},
@@ -48,7 +50,18 @@ def _decoders(*, pre_norm: bool) -> tuple[StackRow, StackRow]:
 
 ROWS: list[Row] = [
     Row(
-        ("bert", "roberta", "xlm-roberta", "camembert", "electra", "ernie", "roformer", "data2vec-text", "rembert"),
+        (
+            "bert",
+            "roberta",
+            "xlm-roberta",
+            "camembert",
+            "electra",
+            "ernie",
+            "roformer",
+            "data2vec-text",
+            "rembert",
+            "layoutlm",
+        ),
         (StackRow("encoder.layer", parts.BERT_LIKE),),
     ),
     Row(("esm",), (StackRow("encoder.layer", parts.ESM, depth=""),)),
@@ -59,6 +72,7 @@ ROWS: list[Row] = [
         ("deberta",),
         (StackRow("encoder.layer", parts.DEBERTA_V1),),
         refuses=(("talking_head", 0, "projections that mix its heads"),),
+        half=False,  # masks scores with the least number of the queries' dtype, which is then wider
     ),
     Row(("distilbert",), (StackRow("transformer.layer", parts.DISTILBERT, filters="hidden_dim", depth="n_layers"),)),
     Row(
@@ -80,7 +94,10 @@ ROWS: list[Row] = [
         refuses=(("num_hidden_groups", 1, "several groups of shared layers, of which only one can be cut yet"),),
         note="its layers share weights: one cut for all depths, one head stays",
     ),
-    Row(("vit", "deit"), (StackRow("layers", parts.vision(), mask=""),)),
+    Row(
+        ("vit", "deit", "vit_msn", "ijepa", "audio-spectrogram-transformer"),
+        (StackRow("layers", parts.vision(), mask=""),),
+    ),
     Row(
         ("swin",),
         tuple(StackRow(f"encoder.layers.{stage}.blocks", parts.SWIN, mask="") for stage in range(6)),
@@ -148,7 +165,7 @@ ROWS: list[Row] = [
         ),
     ),
     Row(
-        ("wav2vec2", "hubert", "unispeech", "unispeech-sat"),
+        ("wav2vec2", "hubert", "unispeech", "unispeech-sat", "data2vec-audio"),
         (
             StackRow("encoder.layers", parts.SPEECH_PRE_LN, when="do_stable_layer_norm", **_SPEECH),
             StackRow("encoder.layers", parts.SPEECH, **_SPEECH),
@@ -183,7 +200,14 @@ ROWS: list[Row] = [
         ),
         note="Flan-T5 too",
     ),
-    Row(("gpt2",), (StackRow("h", parts.GPT2, keep_first=1, filters="n_inner", depth="n_layer"),)),
+    Row(
+        ("umt5",),
+        (
+            StackRow("encoder.block", parts.umt5(), depth="num_layers", **_UMT5),
+            StackRow("decoder.block", parts.umt5(across=True), depth="num_decoder_layers", **_UMT5, **_TARGETS),
+        ),
+    ),
+    Row(("gpt2",), (StackRow("h", parts.GPT2, **_GPT2),)),
     Row(
         ("opt",),
         (
@@ -212,11 +236,15 @@ ROWS: list[Row] = [
             "hunyuan_v1_dense",
             "arcee",
             "nemotron",
+            "ministral3",
+            "cwm",
+            "jais2",
         ),
         (StackRow("layers", parts.LLAMA, **_LLAMA),),
         note=_GROUPS,
     ),
-    Row(("helium",), (StackRow("layers", parts.LLAMA, keep_first=1),), note=_GROUPS),
+    Row(("apertus",), (StackRow("layers", parts.APERTUS, **_LLAMA),), note=_GROUPS),
+    Row(("helium", "qwen2_vl_text", "qwen2_5_vl_text"), (StackRow("layers", parts.LLAMA, keep_first=1),), note=_GROUPS),
     Row(("granite",), (StackRow("layers", parts.GRANITE, **_LLAMA),), note=_GROUPS),
     Row(("starcoder2",), (StackRow("layers", parts.STARCODER2, **_LLAMA),), note=_GROUPS),
     Row(("glm",), (StackRow("layers", parts.GLM, **_LLAMA),), note=_GROUPS),
@@ -224,9 +252,14 @@ ROWS: list[Row] = [
     Row(("phi3",), (StackRow("layers", parts.PHI3, **_LLAMA),), note=f"Phi-4 too; {_GROUPS}"),
     Row(("gemma2", "gemma3_text"), (StackRow("layers", parts.GEMMA2, **_LLAMA),), note=_GROUPS),
     Row(
-        ("gemma3",),
-        (StackRow("language_model.layers", parts.GEMMA2, config="text_config", **_LLAMA),),
-        note=f"the language model; {_GROUPS}",
+        ("gemma3", "llava", "qwen2_vl", "qwen2_5_vl", "paligemma", "mistral3", "internvl"),
+        note="the language model, of any family in this list",
+        inside=("language_model", "text_config"),
+    ),
+    Row(
+        ("idefics3", "smolvlm"),
+        note="the language model, of any family in this list",
+        inside=("text_model", "text_config"),
     ),
     Row(("exaone4",), (StackRow("layers", parts.EXAONE4, **_LLAMA),), note=_GROUPS),
     Row(
@@ -279,10 +312,34 @@ ROWS: list[Row] = [
         (StackRow("layers", parts.COHERE, **_LLAMA),),
         note=_GROUPS,
     ),
-    Row(("gptj",), (StackRow("h", parts.GPTJ, keep_first=1, filters="n_inner", depth="n_layer"),)),
+    Row(("gptj",), (StackRow("h", parts.GPTJ, **_GPT2),)),
     Row(("gpt_neo",), (StackRow("h", parts.GPT_NEO, keep_first=1, depth=""),)),
     Row(("eurobert",), (StackRow("layers", parts.LLAMA, head_size="head_dim"),), note=_GROUPS),
-    Row(("nomic_bert",), (StackRow("layers", parts.NOMIC),)),
+    Row(("nomic_bert", "gte"), (StackRow("layers", parts.NOMIC),)),
+    Row(("jina_embeddings_v3",), (StackRow("layers", parts.JINA_V3),)),
+    Row(("modernbert-decoder",), (StackRow("layers", parts.MODERNBERT_DECODER, keep_first=1, first=True),)),
+    Row(
+        ("xglm",),
+        (
+            StackRow(
+                "layers",
+                parts.XGLM,
+                keep_first=1,
+                heads="attention_heads",
+                filters="ffn_dim",
+                depth="num_layers",
+            ),
+        ),
+    ),
+    Row(("biogpt",), (StackRow("layers", parts.fairseq(pre_norm=True), keep_first=1),)),
+    Row(
+        ("gpt_bigcode",),
+        (
+            StackRow("h", parts.GPT_BIGCODE, groups=1, when="multi_query", **_GPT2),
+            StackRow("h", parts.GPT_BIGCODE_MANY, **_GPT2),
+        ),
+        note="StarCoder 1: one key for all heads, so the attention of a layer is one unit",
+    ),
     Row(
         ("moonshine",),
         (
@@ -310,7 +367,7 @@ ROWS: list[Row] = [
 
 def register(row: Row) -> None:
     """Add a row at run time; it takes precedence over earlier rows for its `model_type`s."""
-    if not row.model_types or not row.stacks or not all(stack.parts for stack in row.stacks):
+    if not row.model_types or not (row.stacks or row.inside) or not all(stack.parts for stack in row.stacks):
         raise InputError("A row needs at least one model_type, one stack, and one part in every stack.")
     ROWS.insert(0, row)
 
@@ -320,8 +377,9 @@ def architectures() -> list[dict[str, object]]:
     known: dict[str, dict[str, object]] = {}
     for row in ROWS:
         for name in row.model_types:
-            units = sorted({part.kind for stack in row.stacks for part in stack.parts}, reverse=True)
-            stacks = list(dict.fromkeys(stack.layers for stack in row.stacks))
+            kinds = {part.kind for stack in row.stacks for part in stack.parts}
+            units = sorted(kinds or {"heads", "filters"}, reverse=True)
+            stacks = list(dict.fromkeys(stack.layers for stack in row.stacks)) + list(row.inside or ())[:1]
             known.setdefault(
                 name, {"model_type": name, "supported": True, "units": units, "stacks": stacks, "note": row.note}
             )

@@ -57,7 +57,8 @@ def accepted_by(model: Any) -> Accepted:
     """Inspect a model's forward and its padding token."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     named = inspect.signature(model.forward).parameters.values()
-    pad = getattr(model.config, "pad_token_id", None)
+    texts = getattr(model.config, "text_config", None)  # of a model around a language model
+    pad = getattr(model.config if texts is None else texts, "pad_token_id", None)
     pools_last = type(model).__name__.endswith("ForSequenceClassification") and not isinstance(pad, int)
     decodes = hasattr(model, "can_generate") and pools_last and not hasattr(model.config, "type_vocab_size")
     return Accepted(

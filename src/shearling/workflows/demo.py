@@ -161,7 +161,7 @@ def _examples(
 def take_turns(dense: PreTrainedModel, student: PreTrainedModel, batches: Batches, *, rounds: int) -> Pace:
     """Time the two models alternately on one batch."""
     batch = batches[len(batches) // 2]  # of median length: batches are sorted
-    with frozen(dense), frozen(student), torch.inference_mode():
+    with frozen(dense), frozen(student), torch.no_grad():
         runs = [partial(model, **batch) for model in (dense, student)]
         before, after = in_turns(runs, torch.device("cpu"), rounds=rounds)
     size, tokens = batch["input_ids"].shape

@@ -128,7 +128,7 @@ def timed(pruned: Pruned, dense: PreTrainedModel, batch_size: int = 1, seq_len: 
 
     def time_both() -> dict[str, Any]:
         inputs = example_inputs(dense, batch_size, length)
-        with frozen(dense), frozen(pruned.model), torch.inference_mode():
+        with frozen(dense), frozen(pruned.model), torch.no_grad():
             before, after = in_turns([partial(model, **inputs) for model in (dense, pruned.model)], place)
             shares = layer_shares(structure_of(dense), partial(dense, **inputs), place)
         return {

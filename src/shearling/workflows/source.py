@@ -13,6 +13,7 @@ from shearling.checkpoint.pretrained import check_prunable, is_remote, load_mode
 from shearling.checkpoint.sentence import attach_pooling
 from shearling.data import Rows, as_rows, encode, find_task, load_task_rows, read_rows, task_of
 from shearling.data.images import ImageOptions, reader_of
+from shearling.data.seq2seq import reading_of
 from shearling.engine.progress import Watcher
 from shearling.errors import DataError, InputError, ModelError
 from shearling.evaluation.exam import Exam, make_exam
@@ -122,6 +123,7 @@ class Loaded:
     rows      rows of the data; None if it was given as batches, or is not read yet
     examples  a sample of them as batches
     sentence  the SentenceTransformer or CrossEncoder that contains the model
+    reading   of an encoder-decoder's rows: the columns and the prefix, in words
     """
 
     model: PreTrainedModel
@@ -130,13 +132,13 @@ class Loaded:
     rows: Rows | None = None
     examples: Any = None
     sentence: Any = None
+    reading: str = ""
 
     @property
     def notes(self) -> list[str]:
-        """Warnings for the report about loading the model."""
-        if any(map(is_remote, (self.model, self.model.config, self.tokenizer))):
-            return ["custom code of the model was run (--trust-remote-code)"]
-        return []
+        """Notes for the report about loading the model and reading its data."""
+        ran = any(map(is_remote, (self.model, self.model.config, self.tokenizer)))
+        return [*["custom code of the model was run (--trust-remote-code)"] * ran, *filter(None, [self.reading])]
 
 
 def open_source(
@@ -257,7 +259,11 @@ def draw(source: Source, loaded: Loaded, *methods: Method, watcher: Watcher = qu
             model=loaded.model,
             bucket=False,  # keep the order, so that results equal those of the caller's own batches
         )  # fmt: skip
-    return replace(loaded, rows=rows, examples=examples)
+    pairs = loaded.task.kind == "seq2seq" and loaded.model.main_input_name == "input_ids" and not names
+    reading = (
+        reading_of(rows, loaded.model.config, source.text_columns, source.label_column, source.prefix) if pairs else ""
+    )
+    return replace(loaded, rows=rows, examples=examples, reading=reading)
 
 
 def _side_by_side(loaded: Loaded, examples: int) -> int:

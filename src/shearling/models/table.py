@@ -48,20 +48,13 @@ def _decoders(*, pre_norm: bool) -> tuple[StackRow, StackRow]:
     return replace(alone, parts=parts.fairseq(pre_norm=pre_norm, across=True), when="is_encoder_decoder"), alone
 
 
+def _named(names: str) -> tuple[str, ...]:
+    return tuple(names.split())
+
+
 ROWS: list[Row] = [
     Row(
-        (
-            "bert",
-            "roberta",
-            "xlm-roberta",
-            "camembert",
-            "electra",
-            "ernie",
-            "roformer",
-            "data2vec-text",
-            "rembert",
-            "layoutlm",
-        ),
+        _named("bert roberta xlm-roberta camembert electra ernie roformer data2vec-text rembert layoutlm"),
         (StackRow("encoder.layer", parts.BERT_LIKE),),
     ),
     Row(("esm",), (StackRow("encoder.layer", parts.ESM, depth=""),)),
@@ -222,23 +215,9 @@ ROWS: list[Row] = [
         ),
     ),
     Row(
-        (
-            "llama",
-            "mistral",
-            "qwen2",
-            "qwen3",
-            "gemma",
-            "smollm3",
-            "olmo",
-            "ministral",
-            "seed_oss",
-            "ernie4_5",
-            "hunyuan_v1_dense",
-            "arcee",
-            "nemotron",
-            "ministral3",
-            "cwm",
-            "jais2",
+        _named(
+            "llama mistral qwen2 qwen3 gemma smollm3 olmo ministral seed_oss ernie4_5 hunyuan_v1_dense arcee nemotron "
+            "ministral3 cwm jais2"
         ),
         (StackRow("layers", parts.LLAMA, **_LLAMA),),
         note=_GROUPS,
@@ -320,16 +299,7 @@ ROWS: list[Row] = [
     Row(("modernbert-decoder",), (StackRow("layers", parts.MODERNBERT_DECODER, keep_first=1, first=True),)),
     Row(
         ("xglm",),
-        (
-            StackRow(
-                "layers",
-                parts.XGLM,
-                keep_first=1,
-                heads="attention_heads",
-                filters="ffn_dim",
-                depth="num_layers",
-            ),
-        ),
+        (StackRow("layers", parts.XGLM, keep_first=1, heads="attention_heads", filters="ffn_dim", depth="num_layers"),),
     ),
     Row(("biogpt",), (StackRow("layers", parts.fairseq(pre_norm=True), keep_first=1),)),
     Row(

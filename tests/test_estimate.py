@@ -46,6 +46,7 @@ def test_what_may_be_enough_and_what_may_come_are_the_ends_of_a_range() -> None:
     assert "about" in str(whole)
     part = estimate(*given, first=1)
     assert part.seconds < part.most_seconds  # type: ignore[operator]
+    assert part.memory >= whole.memory
     auto, asked, timed = (estimate(*given, polish=setting) for setting in ("auto", 2000, "600s"))  # type: ignore[arg-type]
     assert auto.seconds < auto.most_seconds  # type: ignore[operator]
     assert asked.seconds == asked.most_seconds > 2 * auto.most_seconds  # type: ignore[operator]

@@ -17,6 +17,7 @@ from shearling.costs import count_macs, weight_bytes
 from shearling.engine.gram import Gram
 from shearling.engine.head import predicts_next_token
 from shearling.engine.hooks import device_of, frozen, run
+from shearling.engine.losses import CHUNK
 from shearling.engine.memory import cut_batches, logits_per_token, tokens_at_once
 from shearling.engine.polish import OVERHEAD, Polish, planned_passes, seconds_of
 from shearling.engine.precision import DTYPES, Precision, kernels, used_precision
@@ -85,9 +86,9 @@ def estimate(
     if device.type == "cpu":
         share = 1.0 if first is None else first / sample.examples
         least, most = _seconds(structure, sample, lengths, ratio, precision, share, polish)
-    return Estimate(
-        least, most, _memory(structure, sample, ratio, weights, statistics, precision, polish), weights, statistics
-    )
+    looks = 1 if first is None or first >= sample.examples else 2  # the first one's sums are merged with the second's
+    memory = _memory(structure, sample, ratio, weights, looks * statistics, precision, polish)
+    return Estimate(least, most, memory, weights, statistics)
 
 
 def _memory(
@@ -109,15 +110,17 @@ def _memory(
     again = device.type == "cpu" and kept > MOST
     inside = kept if not again else kept // deepest + 4 * tokens * deepest * structure.sublayers[0].weight.shape[0]
     half = used_precision(structure.model, precision) == "bfloat16"
-    head = 4 * width * int(structure.sublayers[-1].weight.shape[0]) if half else 0  # bfloat16 copies of its weights
-    measuring = statistics + inside + 12 * tokens * width + head  # logits in float32, and their gradient
+    head = 2 * width * int(structure.sublayers[-1].weight.shape[0]) if half else 0  # a bfloat16 copy of its weights
+    part = min(tokens * width, CHUNK.get(device.type, CHUNK["cpu"]))
+    logits = 2 * (2 if half else 4) * tokens * width + 2 * 8 * part  # and their gradient; a distribution in float64
+    measuring = statistics + inside + logits + head
     widest = max(s.units * s.width for s in structure.sublayers)
-    ordering = statistics + 4 * 8 * widest**2  # B, C, and a product or a factor with its copy, in float64
+    ordering = statistics + 3 * 8 * widest**2  # B, C, and a factor or a copy, in float64
     hidden = max(s.weight.shape[0] for s in structure.sublayers)
     states = 4 * 4 * round(sample.examples * (sample.mean_length or longest)) * hidden
     inner = 4 * 3 * min(tokens_at_once(device, backward=False, precision=precision), every) * widest  # in one layer
     left = int(ratio * widest)
-    refitting = int(ratio * weights) + states + inner + (2 * 4 + 6 * 8) * left**2
+    refitting = int(ratio * weights) + states + inner + (2 * 4 + 3 * 8) * left**2  # sums; a system and its factor
     checking = int(ratio * weights) + 16 * tokens * width  # the logits of both models, and their difference
     polishing = 0
     if seconds_of(polish) is not None or planned_passes(polish, ratio, structure.model):

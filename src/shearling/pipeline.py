@@ -139,6 +139,7 @@ class Plan:
             here = [limit.among(student.places_in(dense)) for limit in limits]
             difference = self_check(teacher, student, units, self.sample, here)
         polished = self._polish(student, cut.kept, stages)
+        give_back(device)
         with stages("agreement"):
             alike = on_first(lambda: self._agreement(student))
         report = replace(

@@ -85,10 +85,15 @@ def test_a_sum_in_blocks_is_that_in_one(n: int, parts: bool) -> None:
         assert sum(column.numel() for column in blocked.columns) == Gram.entries(n, rows.device)
         assert len(blocked.columns) == (-(-n // 4) if n >= 8 else 1)
         blocked.add_(rows)
-        mixed = blocked.mixed(blocked, 0.25)
+        mixed = Gram.zeros(n, rows)
+        mixed.mix_(blocked, 0.25)
+        mixed.divide_(torch.tensor(0.25))
         blocked.add_(rows)
     blocked.divide_(torch.tensor(2.0))
     assert len(blocked) == n
+    wide = torch.empty(n, n, dtype=torch.float64)
+    blocked.copy_to(wide)
+    assert torch.equal(wide, blocked.matrix.double())
     for found in (blocked.matrix, mixed.matrix):
         torch.testing.assert_close(found, rows.T @ rows, rtol=1e-4, atol=1e-4)
         assert torch.equal(found, found.T)

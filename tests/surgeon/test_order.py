@@ -16,7 +16,7 @@ from torch import Tensor
 from shearling.engine.gram import Gram
 from shearling.errors import ModelError
 from shearling.surgeon.measure import Curvature
-from shearling.surgeon.order import PANEL, Order, _State, order
+from shearling.surgeon.order import PANEL, TOGETHER, Order, _bounded, _State, order
 
 SHAPES = {"filters": (12, 1), "heads": (5, 3), "one unit": (1, 4), "wide heads": (3, 70)}
 shapes = pytest.mark.parametrize(("units", "width"), SHAPES.values(), ids=SHAPES)
@@ -191,6 +191,14 @@ def test_without_damping_a_singular_matrix_is_ordered_too(units: int, width: int
     (found,) = order([c], damp=0.0)
     assert sorted(found.removed.tolist()) == list(range(units))
     assert bool(found.error.isfinite().all())
+
+
+def test_fewer_sublayers_of_wide_units_are_batched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows of a wide unit take more memory than B."""
+    monkeypatch.setitem(TOGETHER, "cpu", 8 * 210 * 450)
+    for units, width, batches in ((210, 1, [2, 2]), (3, 70, [1, 1, 1, 1])):
+        found = _bounded([[0, 1, 2, 3]], [curvature(units, width)] * 4)
+        assert [len(members) for members in found] == batches
 
 
 @pytest.mark.parametrize("name", ["A", "G", "W"])

@@ -57,6 +57,15 @@ def test_equals_dense_ridge(has_bias: bool, ridge: float, n: int, tokens: int) -
 
 
 @pytest.mark.parametrize("has_bias", [True, False])
+def test_the_sums_are_left_as_they_were(has_bias: bool) -> None:
+    h, y, weight, bias = problem(5, 3, 40, seed=2)
+    moments = moments_of(h, y)
+    solve_ridge(weight, bias if has_bias else None, moments, 1.0)
+    for found, expected in zip(moments.tensors, moments_of(h, y).tensors, strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
 def test_a_fit_leaves_the_examples_out_that_judge_it(has_bias: bool) -> None:
     h, y, weight, bias = problem(5, 3, 80, seed=1, noise=0.1)
     old_bias = bias if has_bias else None

@@ -55,13 +55,18 @@ class Gram:
         """[n, n], both triangles."""
         if len(self.columns) == 1:
             return self.columns[0]
-        whole, start = self.columns[0].new_empty(len(self), len(self)), 0
+        whole = self.columns[0].new_empty(len(self), len(self))
+        self.copy_to(whole)
+        return whole
+
+    def copy_to(self, whole: Tensor) -> None:
+        """Write both triangles into a tensor [n, n] of any dtype and device."""
+        start = 0
         for column in self.columns:
             stop = start + column.shape[1]
             whole[start:, start:stop] = column
             whole[start:stop, stop:] = column[stop - start :].T
             start = stop
-        return whole
 
     def add_(self, a: Tensor) -> None:
         """Add a^T a, for a [rows, n]."""
@@ -87,9 +92,10 @@ class Gram:
         for column in self.columns:
             column /= by
 
-    def mixed(self, other: Gram, share: float) -> Gram:
-        """This share of this sum, and the rest of the other."""
-        return Gram([a.lerp(b, 1 - share) for a, b in zip(self.columns, other.columns, strict=True)])
+    def mix_(self, other: Gram, share: float) -> None:
+        """Keep the rest of this sum, and add this share of the other."""
+        for column, added in zip(self.columns, other.columns, strict=True):
+            column.lerp_(added, share)
 
     def _add_matrix_(self, matrix: Tensor) -> None:
         start = 0

@@ -110,9 +110,11 @@ class _Drawn(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, draw: Tensor) -> Tensor:
-        parts, draws = (_chunks(logits)(tensor) for tensor in (logits, draw))
-        target = torch.cat([_draw_classes(part, at) for part, at in zip(parts, draws, strict=True)])
-        norm = torch.cat([_full(part).logsumexp(-1) for part in parts])
+        # Allocated before the chunks: between their temporaries, small results would fragment a CPU's heap.
+        target, norm = torch.empty_like(draw, dtype=torch.long), _full(logits.new_empty(len(logits)))
+        for part, at, into, total in zip(*map(_chunks(logits), (logits, draw, target, norm)), strict=True):
+            into.copy_(_draw_classes(part, at))
+            total.copy_(_full(part).logsumexp(-1))
         ctx.save_for_backward(logits, target, norm)
         return norm - logits.gather(1, target[:, None])[:, 0]
 
@@ -139,7 +141,7 @@ def _chunks(logits: Tensor) -> Callable[[Tensor], tuple[Tensor, ...]]:
 
 def _draw_classes(logits: Tensor, draw: Tensor) -> Tensor:
     """[n]: the class at which the cumulative distribution exceeds `draw`."""
-    steps = logits.double().softmax(-1).cumsum(-1)
+    steps = logits.softmax(-1, dtype=torch.float64).cumsum_(-1)
     target = torch.searchsorted(steps, draw[:, None] * steps[:, -1:], right=True)
     return target[:, 0].clamp_(max=logits.shape[-1] - 1)
 

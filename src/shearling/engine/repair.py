@@ -19,6 +19,7 @@ from torch import Tensor
 
 from shearling.engine.hooks import device_of, flat, frozen
 from shearling.engine.layerwise import Captured, HiddenStates, LayerCall, LayerwiseRun, Point, run_layer, start_run
+from shearling.engine.memory import give_back
 from shearling.engine.moments import Moments, sizes_of
 from shearling.engine.precision import Precision, as_multiplied, kernels
 from shearling.engine.progress import Progress, silent
@@ -242,6 +243,7 @@ class _Pair:
                     moments.add(h, y, weights)
         fit.add_up()
         held_out.add_up()
+        give_back(fit.gram.device)  # the layer's activations, before a solve in float64
         return fit, held_out
 
 

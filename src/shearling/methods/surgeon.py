@@ -14,7 +14,7 @@ from torch import Tensor
 from shearling.costs import Limit
 from shearling.engine.head import gives_embeddings, predicts_next_token
 from shearling.engine.hooks import device_of
-from shearling.engine.memory import batches_that_fit, logits_per_token
+from shearling.engine.memory import batches_that_fit, give_back, logits_per_token
 from shearling.engine.noise import with_random_tokens
 from shearling.engine.polish import Polish, checked_polish
 from shearling.engine.precision import Precision
@@ -109,6 +109,7 @@ class Surgeon(Method):
                     )
             if earlier is not None:
                 found = [merged(before.curvature, now) for before, now in zip(earlier, found, strict=True)]
+        give_back(device_of(structure.model))
         with stages("order") as progress:
             orders = order(found, damp=self.damp, progress=progress)
         return [Ordered(*pair) for pair in zip(orders, found, strict=True)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -132,11 +132,11 @@ def _within_memory(structure: Structure, batches: Sequence[Batch]) -> AbstractCo
 
 
 def merged(first: Curvature, second: Curvature) -> Curvature:
-    """The curvature over the tokens of both samples."""
+    """The curvature over the tokens of both samples, in the memory of the second."""
     tokens, weight = first.tokens + second.tokens, first.weight + second.weight
-    A = first.A.mixed(second.A, first.weight / weight)
-    G = first.G.mixed(second.G, first.tokens / tokens)
-    return Curvature(A, G, first.W, first.width, tokens, weight)
+    second.A.mix_(first.A, first.weight / weight)
+    second.G.mix_(first.G, first.tokens / tokens)
+    return replace(second, tokens=tokens, weight=weight)
 
 
 def _room(structure: Structure) -> bool:

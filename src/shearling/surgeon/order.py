@@ -26,6 +26,7 @@ from torch import Tensor
 from shearling.engine.cuda_graph import Loop
 from shearling.engine.distributed import dealt, gathered
 from shearling.engine.gram import Gram
+from shearling.engine.memory import give_back
 from shearling.engine.progress import Progress, silent
 from shearling.errors import ModelError
 from shearling.surgeon.damped import damped_factor
@@ -33,7 +34,8 @@ from shearling.surgeon.measure import Curvature
 
 DAMP = 1e-2
 PANEL = 32  # columns
-TOGETHER = {"cpu": 160 * 2**20, "cuda": 2 * 2**30}  # bytes of B per batch of sublayers
+TOGETHER = {"cpu": 160 * 2**20, "cuda": 2 * 2**30}  # bytes of B, and as much of C, per batch of sublayers
+ROWS = 5  # the same for the panel and a step's copies of it: rows as long as B's, per column of a unit
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ def order(curvatures: Sequence[Curvature], *, damp: float = DAMP, progress: Prog
             progress(before + done * count, total)
 
         orders |= dict(zip(members, _order_batch(batch, damp, step), strict=True))
+        give_back(batch[0].A.device)
     everyones = gathered(orders)
     return [everyones[i] for i in range(len(curvatures))]
 
@@ -73,7 +76,8 @@ def _bounded(groups: Iterable[list[int]], curvatures: Sequence[Curvature]) -> It
     """Split the groups into batches that fit into memory."""
     for members in groups:
         one = curvatures[members[0]]
-        size = max(1, TOGETHER.get(one.W.device.type, TOGETHER["cpu"]) // max(1, 8 * len(one.A) ** 2))
+        each = 8 * len(one.A) * (len(one.A) + ROWS * one.width)
+        size = max(1, TOGETHER.get(one.W.device.type, TOGETHER["cpu"]) // max(1, each))
         for start in range(0, len(members), size):
             yield members[start : start + size]
 
@@ -129,7 +133,7 @@ class _State:
         M[:, 0] = B
         del B  # for wide FFNs, each of these matrices takes hundreds of megabytes
         W = torch.stack([c.W for c in batch]).double()
-        M[:, 1] = W.mT @ _stacked([c.G for c in batch], device) @ W
+        torch.bmm(W.mT @ _stacked([c.G for c in batch], device), W, out=M[:, 1])
         return _State(M, batch[0].width)
 
     def _lay_out(self, names: Tensor) -> None:
@@ -208,7 +212,7 @@ def _stacked(sums: Sequence[Gram], device: torch.device) -> Tensor:
     n = len(sums[0])
     stack = torch.empty(len(sums), n, n, dtype=torch.float64, device=device)
     for matrix, one in zip(stack, sums, strict=True):
-        matrix.copy_(one.matrix)
+        one.copy_to(matrix)
     return stack
 
 

@@ -56,6 +56,6 @@ def solve_ridge(weight: Tensor, bias: Tensor | None, moments: Moments, ridge: fl
     rest = cross - gram @ old
     if not rest.isfinite().all():  # the sums overflowed: keep the weights
         return weight, bias
-    factor = damped_factor(gram[None].clone(), ridge)[0]
+    factor = damped_factor(gram[None], ridge)[0]  # `gram` is a copy of the sums, and not needed any more
     new = (old + torch.cholesky_solve(rest, factor)).to(weight.dtype)
     return (new.T, None) if bias is None else (new[:-1].T, new[-1])

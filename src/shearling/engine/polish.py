@@ -116,12 +116,12 @@ def polish(
         why = f"not worth it: in about the time of the rest a CPU does fewer than {FEWEST} passes, which gain nothing"
         return Polished(None, None, 0, 0.0, sample.examples, why)
     most, found, texts = sys.maxsize, None, None
+    began = time.perf_counter()
     while True:
         try:
             texts = texts or on_first(lambda: with_own_texts(teacher.model, sample, seed))
-            found = _polish(
-                teacher, student, texts, passes, seconds_of(setting), precision, recipe, most, seed, progress
-            )
+            limit = seconds_of(setting)
+            found = _polish(teacher, student, texts, passes, began, limit, precision, recipe, most, seed, progress)
         except KeyboardInterrupt:  # outside the passes: the student is unchanged
             why = "interrupted before it was done; the weights are as they were"
             found = Polished(None, None, 0, 0.0, sample.examples, why)
@@ -161,6 +161,7 @@ def _polish(
     student: Structure,
     sample: Sample,
     passes: int,
+    began: float,
     limit: float | None,
     precision: Precision,
     recipe: Recipe | None,
@@ -168,14 +169,13 @@ def _polish(
     seed: int,
     progress: Progress,
 ) -> Polished:
-    """`most` limits the examples of a batch."""
+    """`began` is when the time of the stage, which `limit` may bound, began; `most` limits the examples of a batch."""
 
     def recipe_of(passes: int) -> Recipe:
         chosen = recipe or recipe_for(passes, precision, teacher)
         return chosen if chosen.examples <= most else replace(chosen, examples=most, tokens=0)
 
     chosen = recipe_of(passes)
-    began = time.perf_counter()
     with (
         frozen(teacher.model),
         frozen(student.model),

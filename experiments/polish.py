@@ -131,8 +131,16 @@ def few_passes() -> dict[str, Variant]:
         recipe = replace(base.recipe, **{key: value for key, value in changes.items() if key not in known})
         return f"few: {name}", replace(base, recipe=recipe, weights=weights, **known)
 
+    wide = {
+        7: (1.75e-4, 1e-4, 6.2e-5),
+        5: (1.25e-4, 7.4e-5, 4.4e-5),
+    }  # passes at 10 and 20%: rates, for a base-size model
     return dict([
         ("few: default", Variant(passes=0, recipe=None, refresh=4)),
+        *(
+            few(f"wide, {passes} passes, rate {rate:g}", passes=passes, examples=32, tokens=512, noise=0.1, rate=rate)
+            for passes, rates in wide.items() for rate in rates
+        ),
         few("8 passes, rate 2e-4, no noise", passes=8, examples=32, tokens=512, rate=2e-4),
         few("8 passes, rate 3e-4, no noise", passes=8, examples=32, tokens=512),
         few("8 passes, rate 5e-4, no noise", passes=8, examples=32, tokens=512, rate=5e-4),

@@ -304,16 +304,17 @@ def test_few_passes_take_small_steps_in_small_batches() -> None:
 
 
 def test_wide_and_deep_models_take_smaller_steps() -> None:
-    def rate(layers: int, width: int) -> float:
+    def rate(layers: int, width: int, passes: int = PASSES) -> float:
         config = BertConfig(
             vocab_size=64, hidden_size=width, intermediate_size=16, num_hidden_layers=layers, num_attention_heads=2
         )
-        return recipe_for(PASSES, "float32", structure_of(BertForSequenceClassification(config))).rate
+        return recipe_for(passes, "float32", structure_of(BertForSequenceClassification(config))).rate
 
     assert rate(DEPTH, WIDTH) == pytest.approx(Recipe().rate)
     assert rate(DEPTH, 2 * WIDTH) == pytest.approx(Recipe().rate / 2)
     assert rate(4 * DEPTH, WIDTH) == pytest.approx(Recipe().rate / 2)
     assert rate(2, WIDTH // 4) == Recipe().rate
+    assert rate(DEPTH, 4 * WIDTH, FULL_RATE) == pytest.approx(FEW_RATE * Recipe().rate / 2)
 
 
 def test_batches_of_a_pass_are_of_equal_size() -> None:

@@ -139,11 +139,11 @@ def polish(
 
 def recipe_for(passes: int, precision: Precision, structure: Structure) -> Recipe:
     """The default recipe for this number of passes and a model of this size."""
-    recipe = Recipe(precision=precision)
-    rate = recipe.rate * _pace(structure)
+    recipe, pace = Recipe(precision=precision), _pace(structure)
     if passes >= MANY:
-        return replace(recipe, rate=rate)
-    return replace(recipe, rate=FEW_RATE * rate * min(1.0, passes / FULL_RATE), **FEW)
+        return replace(recipe, rate=pace * recipe.rate)
+    rate = FEW_RATE * math.sqrt(pace) * recipe.rate  # few passes gain from larger steps (docs/method.md)
+    return replace(recipe, rate=rate * min(1.0, passes / FULL_RATE), **FEW)
 
 
 def _pace(structure: Structure) -> float:

@@ -265,6 +265,21 @@ def test_out_of_memory_goes_on_with_smaller_batches(monkeypatch: pytest.MonkeyPa
     assert set(sizes[1:]) <= {1, 2, 3, 4}
 
 
+def test_a_model_too_large_to_polish_is_left_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    teacher, student, sample = case()
+    before, traces = state_of(student), traces_of(student)
+
+    def never(self: Distiller) -> None:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Distiller, "_optimiser", never)
+    result = polished(teacher, student, sample, 4)
+    assert (result.passes, result.before) == (0, None)
+    assert "not enough memory" in result.why
+    assert same(before, state_of(student))
+    assert traces_of(student) == traces
+
+
 def test_small_estimated_losses_are_not_worth_it() -> None:
     teacher, student, sample = case()
     before = state_of(student)

@@ -126,8 +126,11 @@ def polish(
             why = "interrupted before it was done; the weights are as they were"
             found = Polished(None, None, 0, 0.0, sample.examples, why)
         except RuntimeError as error:
-            if not out_of_memory(error) or most == 1 or rank_and_world()[1] > 1:
+            if not out_of_memory(error) or rank_and_world()[1] > 1:
                 raise
+            if most == 1:
+                why = "not enough memory, even for one example at a time; the weights are as they were"
+                found = Polished(None, None, 0, 0.0, sample.examples, why)
         if found is not None:
             own = texts.examples - sample.examples if texts else 0
             found = replace(found, examples=sample.examples, own=own or None)

@@ -66,7 +66,8 @@ def test_they_follow_the_model_and_end_where_it_ends_them(monkeypatch: pytest.Mo
 
     sample = sample_for(model, texts=60)
     monkeypatch.setattr(model, "forward", counting)
-    model.generation_config.update(top_k=1, temperature=5.0, max_length=3)  # what a checkpoint may ask for
+    asked = {"top_k": 1, "top_p": 0.1, "temperature": 5.0, "max_length": 3, "repetition_penalty": 1e6}
+    model.generation_config.update(**asked)  # what a checkpoint may ask for
     own = own_of(sample, with_own_texts(model, sample, 0))
     ended = 0
     for at, length in enumerate(own.tokens.tolist()):

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from shearling.engine.generation import ends_of, generated
 from shearling.engine.head import predicts_next_token
-from shearling.engine.hooks import device_of, frozen
+from shearling.engine.hooks import device_of
 from shearling.engine.memory import out_of_memory
 from shearling.engine.noise import special_tokens
-from shearling.engine.silence import quiet_transformers
 from shearling.sample.read import sample_of
 from shearling.sample.sample import Sample
 
 LENGTH = 256  # tokens of a text at most
 AT_ONCE = {"cpu": 128, "cuda": 512}  # texts; on a GPU a step over all of them takes as long as over a few
-# Options of generation that would change the model's distribution, or the length of a text.
-CHANGING = (
-    "max_length", "top_p", "min_p", "typical_p", "repetition_penalty", "suppress_tokens", "forced_eos_token_id",
-)  # fmt: skip
+CHANGING = ("repetition_penalty", "suppress_tokens", "forced_eos_token_id")  # options that change the distribution
 READ = {"input_ids", "attention_mask"}  # the inputs of a sample of plain texts
 
 
@@ -40,7 +35,7 @@ def with_own_texts(model: Any, sample: Sample, seed: int) -> Sample:
     begins = _beginnings(model, sample, math.ceil(int(lengths.sum()) / length), seed)
     if begins.shape[1] >= length:
         return sample
-    ends = _ends(model)
+    ends = ends_of(model)
     texts = _texts(model, begins, length, seed)
     written = sample_of([{"input_ids": ids, "attention_mask": _up_to(ends, ids).long()} for ids in texts])
     last = max(int(group.indices.max()) for group in sample.groups)
@@ -60,43 +55,31 @@ def _beginnings(model: Any, sample: Sample, count: int, seed: int) -> Tensor:
     return drawn
 
 
-def _texts(model: Any, begins: Tensor, length: int, seed: int) -> Iterator[Tensor]:
+def _texts(model: Any, begins: Tensor, length: int, seed: int) -> list[Tensor]:
     """[B, T] each, on the host: continuations sampled at temperature 1."""
     device = device_of(model)
     at_once = AT_ONCE.get(device.type, AT_ONCE["cpu"])
-    done = 0
+    found: list[Tensor] = []
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
-        while done < len(begins):
+        while (done := sum(map(len, found))) < len(begins):
             try:
-                yield _continued(model, begins[done : done + at_once].to(device), length).cpu()
+                found.append(_continued(model, begins[done : done + at_once].to(device), length).cpu())
             except RuntimeError as error:
                 if not out_of_memory(error) or at_once == 1:
                     raise
                 at_once = -(-at_once // 2)
                 torch.cuda.empty_cache()
-                continue
-            done += at_once
+    return found
 
 
 def _continued(model: Any, begins: Tensor, length: int) -> Tensor:
-    config = copy.deepcopy(model.generation_config)
-    for name in (
-        "max_length",
-        "top_p",
-        "min_p",
-        "typical_p",
-        "repetition_penalty",
-        "suppress_tokens",
-        "forced_eos_token_id",
-    ):
-        if hasattr(config, name):
-            setattr(config, name, None)
-    config.update(do_sample=True, temperature=1.0, top_k=0, num_beams=1, use_cache=True)
-    config.update(max_new_tokens=length - begins.shape[1], pad_token_id=min(_ends(model), default=0))
-    with frozen(model), torch.inference_mode(), quiet_transformers():
-        mask = torch.ones_like(begins)
-        return torch.as_tensor(model.generate(input_ids=begins, attention_mask=mask, generation_config=config)).clone()
+    inputs = {"input_ids": begins, "attention_mask": torch.ones_like(begins)}
+    options = {
+        "do_sample": True, "temperature": 1.0, "top_k": 0, "max_new_tokens": length - begins.shape[1],
+        "pad_token_id": min(ends_of(model), default=0),
+    }  # fmt: skip
+    return generated(model, inputs, options, without=CHANGING)
 
 
 def _up_to(ends: set[int], ids: Tensor) -> Tensor:
@@ -104,8 +87,3 @@ def _up_to(ends: set[int], ids: Tensor) -> Tensor:
     ended = torch.isin(ids, torch.tensor(sorted(ends), dtype=ids.dtype))
     ended[:, 0] = False
     return ended.cumsum(1) - ended.long() == 0
-
-
-def _ends(model: Any) -> set[int]:
-    end = model.generation_config.eos_token_id
-    return set(end if isinstance(end, list) else [end]) - {None}

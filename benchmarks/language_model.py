@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -18,7 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from machine import describe_machine, keep_json
+import torch
+from machine import describe_machine, high_water, keep_json
 
 MINUTES, GIGABYTES = 15.0, 6.0  # promised on two idle cores
 HELD = 1.5  # an estimate is right within this factor
@@ -35,7 +35,6 @@ TINY = {
 
 def write_model(folder: Path, shapes: dict[str, Any]) -> None:
     """A model of random weights; no stage's work depends on their values."""
-    import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
@@ -45,18 +44,15 @@ def write_model(folder: Path, shapes: dict[str, Any]) -> None:
 def prune(folder: Path, texts: int, tokens: int) -> dict[str, Any]:
     """What a user runs, with its own clock and high-water mark."""
     began = time.perf_counter()
-    import torch
-
     import shearling
 
     known = json.loads((folder / "config.json").read_text())["vocab_size"]
     ids = torch.randint(known, (texts, tokens), generator=torch.Generator().manual_seed(0))
     pruned = shearling.prune(str(folder), [{"input_ids": some} for some in ids.split(8)], flops=FLOPS)
     pruned.save(folder / "pruned")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "minutes": (time.perf_counter() - began) / 60,
-        "gigabytes": peak / 1e9,
+        "gigabytes": high_water() / 1e9,
         "estimate": pruned.report.estimate,
         "seconds": pruned.report.seconds,
     }
@@ -81,8 +77,6 @@ def main() -> None:
     told = found["estimate"]
     print(f"{found['minutes']:.1f} minutes (promised: {MINUTES:g}), estimate {told['seconds'] / 60:.1f}")
     print(f"{found['gigabytes']:.2f} GB at most (promised: {GIGABYTES:g}), estimate {told['memory'] / 1e9:.2f}")
-    import torch
-
     settings = {"texts": options.texts, "tokens": options.tokens, "flops": FLOPS, "tiny": options.tiny}
     keep_json({"settings": settings, "machine": describe_machine(torch.device("cpu")), **found}, options.out)
     late = not options.tiny and not 1 / HELD < 60 * found["minutes"] / told["seconds"] < HELD

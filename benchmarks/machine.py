@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,8 @@ def keep_json(result: dict[str, Any], path: Path | None) -> None:
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+def high_water() -> int:
+    """Bytes of memory that this process has held at most."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from machine import describe_machine, keep_json, random_batches, random_model
+from machine import describe_machine, high_water, keep_json, random_batches, random_model
 
 PROMISE = {"cuda": 12.0, "cpu": 4.0}  # GiB
 EXAMPLES = {"cuda": 2048, "cpu": 256}
@@ -33,12 +33,8 @@ def peak(method: str, options: argparse.Namespace) -> dict[str, Any]:
     batches = random_batches(options.examples, options.length, options.batch_size)
     before = _resident() - dense
     pruned = shearling.prune(model, batches, flops=0.6, method=method)
-    most = torch.cuda.max_memory_allocated() if device.type == "cuda" else _high_water() - before
+    most = torch.cuda.max_memory_allocated() if device.type == "cuda" else high_water() - before
     return {"method": method, "gib": most / 2**30, "dense_gib": dense / 2**30, "seconds": pruned.report.seconds}
-
-
-def _high_water() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def _resident() -> int:

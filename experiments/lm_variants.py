@@ -61,16 +61,8 @@ class Variant:
     @staticmethod
     def read(words: str) -> Variant:
         """`rounds=2,ridge=0.003` as a variant."""
-        kinds = {
-            "rounds": int,
-            "random": int,
-            "batch": int,
-            "rate": float,
-            "mix": float,
-            "hidden": float,
-            "blend": float,
-        }
-        kinds["own"] = int
+        kinds: dict[str, type] = dict.fromkeys(("rounds", "random", "own"), int)
+        kinds |= {"batch": int, **dict.fromkeys(("rate", "mix", "hidden", "blend"), float)}
         kinds |= {field.name: type(field.default) for field in fields(Surgeon)}
         given = dict(word.split("=", 1) for word in words.split(","))
         wrong = sorted(set(given) - set(kinds))
@@ -130,8 +122,8 @@ def prune(subject: Subject, share: float, variant: Variant) -> Any:
         texts = stage.with_own_texts if variant.own else lambda model, sample, seed: sample
         with patch.object(targets, "noised", noise), patch.object(stage, "with_own_texts", texts):
             polish(
-                subject.structure, student, sample, variant.method.polish, share=share,
-                precision=precision, recipe=recipe,
+                subject.structure, student, sample, variant.method.polish, share=share, precision=precision,
+                recipe=recipe,
             )  # fmt: skip
     return student.model
 
@@ -165,10 +157,10 @@ def _limit(subject: Subject, student: Structure, share: float) -> Limit:
 
 
 def _repaired(subject: Subject, student: Structure, kept: list[Tensor], sample: Sample, variant: Variant) -> Structure:
+    whole = repair.target
+
     def target(sublayer: Sublayer, teacher: Captured, student: Captured) -> Tensor:
-        if sublayer.follows == "output":
-            return teacher.o  # type: ignore[return-value]
-        return teacher.o + variant.blend * (teacher.x - student.x)  # type: ignore[operator]
+        return torch.lerp(teacher.o, whole(sublayer, teacher, student), variant.blend)  # type: ignore[arg-type]
 
     for attempt in batches_that_fit(sample, subject.device, backward=False, precision=variant.method.precision):
         with attempt as batches, patch.object(repair, "target", target):

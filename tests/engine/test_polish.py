@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -55,6 +57,17 @@ def case(family: str = "bert", dtype: torch.dtype = torch.float32, examples: int
 
 def polished(teacher: Structure, student: Structure, sample: Sample, setting: Any = 6, **more: Any) -> Polished:
     return polish(teacher, student, sample, setting, **{"share": 0.1, "recipe": RECIPE, **more})
+
+
+@contextmanager
+def distillers(teacher: Structure, student: Structure, sample: Sample) -> Iterator[Callable[[Recipe], Distiller]]:
+    """What makes a distiller of a recipe, as the stage does."""
+    with (
+        trainable(student.model) as weights,
+        Observed(teacher, "float32").watched() as t,
+        Observed(student, "float32").watched() as s,
+    ):
+        yield lambda recipe: Distiller(t, s, sample, weights, recipe, 0)
 
 
 def state_of(structure: Structure) -> dict[str, Tensor]:
@@ -119,12 +132,8 @@ def test_the_loss_is_that_of_whole_passes(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(shearling.engine.targets.SHAPES, "cpu", 1)
     teacher, student, sample = case()
     count = sample.examples
-    with (
-        trainable(student.model) as weights,
-        Observed(teacher, "float32").watched() as t,
-        Observed(student, "float32").watched() as s,
-    ):
-        distiller = Distiller(t, s, sample, weights, Recipe(examples=count, hidden=2.0, noise=0.0), 0)
+    with distillers(teacher, student, sample) as make:
+        distiller = make(Recipe(examples=count, hidden=2.0, noise=0.0))
         (bucket,) = distiller.buckets
         rows = torch.tensor([1, 5, 2, 20])
         found = distiller.loss(bucket, rows).detach()
@@ -334,12 +343,8 @@ def test_wide_and_deep_models_take_smaller_steps() -> None:
 
 def test_batches_of_a_pass_are_of_equal_size() -> None:
     teacher, student, sample = case(examples=40)
-    with (
-        trainable(student.model) as weights,
-        Observed(teacher, "float32").watched() as t,
-        Observed(student, "float32").watched() as s,
-    ):
-        distiller = Distiller(t, s, sample, weights, replace(RECIPE, examples=16), 0)
+    with distillers(teacher, student, sample) as make:
+        distiller = make(replace(RECIPE, examples=16))
         batches = distiller._shuffled()
         for number, bucket in enumerate(distiller.buckets):
             mine = [rows for at, rows in batches if at == number]
@@ -352,15 +357,10 @@ def test_batches_of_a_pass_are_of_equal_size() -> None:
 
 def test_short_examples_share_larger_batches() -> None:
     teacher, student, sample = case(examples=40)
-    with (
-        trainable(student.model) as weights,
-        Observed(teacher, "float32").watched() as t,
-        Observed(student, "float32").watched() as s,
-    ):
+    with distillers(teacher, student, sample) as make:
         sizes = {}
         for tokens in (0, 64, 2**20):
-            recipe = replace(RECIPE, examples=2, tokens=tokens)
-            distiller = Distiller(t, s, sample, weights, recipe, 0)
+            distiller = make(replace(RECIPE, examples=2, tokens=tokens))
             sizes[tokens] = [(bucket.tokens, distiller._size(bucket)) for bucket in distiller.buckets]
     assert {size for _, size in sizes[0]} == {2}
     assert all(size == max(2, 64 // length) for length, size in sizes[64])
